@@ -5,26 +5,27 @@ and attribute outputs to examples.
         train()                       # any loop of PyTorch, unchanged
     found = trace.attribute()         # contribution of each example to each output
 
-A call is one forward pass of the model in the loop. The trace records its inputs and
-∂L/∂f, the gradient of the loss with respect to its outputs f. Each optimizer step has
-three proofs, which are numerical checks up to rounding:
+A call is one forward pass of the model in the loop. For each call, the trace records
+the inputs, and ∂L/∂f, the gradient of the loss with respect to the outputs f. Each
+optimizer step has three proofs, which are numerical checks up to rounding:
 
 (a) The gradient that the optimizer used is the sum of the gradients of the recorded
     examples, up to a factor (clipping, or the scale of a GradScaler).
-(b) The optimizer's update rule maps the weights before the step to the weights after it.
-(c) The secant Jacobian times the change of the weights is the change of the outputs at the
-    queries.
+(b) The optimizer's update rule maps the weights before the step to the weights after
+    the step.
+(c) The secant Jacobian times the change of the weights is the change of the outputs at
+    the queries.
 
-If (a) or (b) fails, an error is raised. The error of (c) is reported. If a call draws
-random numbers, as dropout does, (a) holds for the drawn masks, and (c) for queries in
-evaluation mode. Under autocast, (a) holds under the same casts, and (c) without casts.
+If (a) or (b) fails, an error is raised. The error of (c) is reported. *Casts* are
+autocast, or frozen weights of lower precision than the trained weights. (a) is checked
+under the casts of the loop, and with the random numbers that the call drew, for example
+the masks of dropout. (c) is checked without casts and in evaluation mode.
 
-A *query* is an input whose outputs are attributed. *Casts* are autocast, or frozen
-weights of lower precision than the trained weights. The *circumstances* of a call are
+A *query* is an input whose outputs are attributed. The *circumstances* of a call are
 the modes of its layers, the states of random number generators, autocast, and the
 allowed kernels. A *signature* is a random projection of a gradient or a weight. A
-*fingerprint* is a random projection of the outputs of a call. Both are stored and
-compared instead of the tensors.
+*fingerprint* is a random projection of the outputs of a call. Signatures and
+fingerprints are stored and compared instead of the tensors.
 
 Each module imports only from the modules listed before it:
 

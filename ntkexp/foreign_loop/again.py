@@ -33,21 +33,22 @@ from ntkexp.report.progress import Announced
 from ntkexp.shapes import Weights
 from ntkexp.text import counted, short
 
-# --- The user's function `again=` trains, and calls `follow` itself. So that this inner
-# `follow` gives some examples other weights, `trained_again` passes it an `AlteredLoop`
-# through a context variable. The trace of the first training stays unchanged.
+# --- The user's function `again=` trains, and calls `follow` itself. `trained_again`
+# runs this function. The inner `follow` reads the new weights of the examples from an
+# `AlteredLoop`, which it receives through a context variable. The trace of the first
+# training stays unchanged.
 
 
 Again: TypeAlias = Callable[[], object]
-"""A function that runs the whole loop, including its seeds, with one `follow` in it."""
+"""A function that seeds and runs the whole loop, and calls `follow` exactly once."""
 
 
 @dataclass
 class AlteredLoop:
-    """Settings for the inner `follow` (see above), and
-    the traces that it has recorded."""
+    """Settings for the inner `follow` (see above), and the traces that this `follow`
+    recorded."""
 
-    weighing: Weighing
+    weighing: Weighing  # the new weights of the examples
     folder: Path | None  # folder for the steps, or None if they are not stored
     traces: list[LoopProblem] = field(default_factory=list)
 
@@ -65,8 +66,8 @@ def trained_again(
 ) -> LoopProblem:
     """Run the loop with the example weights `weighing`, and return its trace.
 
-    Random states are restored at the end. Raise unless the function followed exactly
-    one loop."""
+    Restore the states of random number generators at the end. Raise unless `again`
+    followed exactly one loop."""
     altered = AlteredLoop(weighing, folder)
     devices = (CPU, *device_generators())
     token = UNDER_WAY.set(altered)
@@ -83,15 +84,14 @@ def trained_again(
     return altered.traces[0]
 
 
-# --- Comparison of the loop that runs again with the followed loop.
+# --- Comparison of the loop that runs again (the second loop) with the followed loop.
 #
-# The second loop must begin at the same network weights, and use the same examples at
-# the same steps. If all examples have weight 1, it must also end at the same network
-# weights.
+# Both loops must begin at the same network weights, and use the same examples at the
+# same steps. If all examples have weight 1, both must also end at the same outputs.
 
 
-# With all example weights 1, the second loop must end at the outputs of the first one.
-# Its distance may be at most this fraction of the mean change by a removal.
+# With all example weights 1, the final outputs of both loops may differ by at most this
+# fraction of the root mean square change by a removal.
 REPEAT_TOLERANCE = 0.01
 GROUPS_SEED = 0  # seed of the random groups that are left out in retrainings
 
@@ -102,8 +102,8 @@ class LoopAgain(AbstractRetraining):
     each trained network at the queries."""
 
     again: Again
-    trace: LoopProblem
-    mean: MeanName
+    trace: LoopProblem  # the trace of the followed loop
+    mean: MeanName  # how the mean of a batch changes with the weight of an example
     progress: AbstractProgress = field(default_factory=Silent)
 
     @property
@@ -183,8 +183,8 @@ class LoopAgain(AbstractRetraining):
         repeated: Float[Tensor, "point out"],
         changes: Float[Tensor, "group point out"],
     ) -> list[str]:
-        """Raise if the second loop, with all example weights 1, does not end at the
-        outputs of the first loop. Otherwise return an empty list: there is nothing to
+        """Raise if the second loop, with all example weights 1, ends at other outputs
+        than the first loop. Otherwise return an empty list, because there is nothing to
         remark.
 
         Args:

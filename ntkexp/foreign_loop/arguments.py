@@ -63,8 +63,9 @@ class ParameterGroups:
 
     model: nn.Module
     optimizers: Sequence[torch.optim.Optimizer]
-    # for each optimizer, by its id: the ids of its groups and parameters, its groups,
-    # and all of its parameters by name
+    # The latest result for each optimizer, by the optimizer's id: the ids of the groups
+    # and parameters, the groups, and all parameters by name. Changed ids show that the
+    # result is outdated.
     known: dict[int, tuple[list[int], list[Group], dict[str, nn.Parameter]]] = field(
         default_factory=dict
     )
@@ -129,7 +130,7 @@ class ParameterGroups:
     def refuse_copies(self, weight: Tensor) -> None:
         """Raise if `weight` is a float32 master copy of a half-precision parameter.
 
-        The loop of such an optimizer copies the master weights back to the model.
+        After each step, the loop would copy the master weights back to the model.
         """
         for name, parameter in self.model.named_parameters():
             if is_short(parameter) and torch.equal(
@@ -153,9 +154,9 @@ class ParameterGroups:
 
 
 def moves(weight: Tensor) -> bool:
-    """Return False for a frozen parameter in half precision that an optimizer holds,
-    such as a weight of a base model with adapters. `ParameterGroups` omits such
-    parameters.
+    """Return False for a frozen parameter in half precision, such as a weight of a base
+    model with adapters. `ParameterGroups` omits such parameters, even if an optimizer
+    holds them.
     """
     return weight.requires_grad or not is_short(weight)
 
@@ -202,8 +203,9 @@ def unwrapped_optimizers(
 
 
 def unwrapped_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """Return the optimizer inside one or more wrappers.
-    SAM names it `base_optimizer`."""
+    """Return the optimizer inside one or more wrappers, or the optimizer itself.
+
+    Wrappers name the inner optimizer `optimizer`. SAM names it `base_optimizer`."""
     inner = getattr(optimizer, "optimizer", None)
     if "SAM" in type(optimizer).__name__:
         inner = getattr(optimizer, "base_optimizer", None)
@@ -434,8 +436,9 @@ def measured_queries(
     ids: Ids,
     called: CalledModule,
 ) -> MeasuredQueries:
-    """Return the queries with the user's measure, after calling the measure on the
-    module's outputs as a check."""
+    """Return the user's measure, and the calls of the model that evaluate the queries.
+
+    As a check, call the measure on the module's outputs at the queries."""
     measured = MeasuredQueries(
         measure, QueryCalls(sizes, query_names(queries, sizes, ids))
     )
@@ -473,16 +476,16 @@ def refuse_without_rules(
     few = part(queries, slice(QUERIES_TO_CHECK))
     reader = Reader(called.outputs, frozenset(weights))
     tape = reader.record(weights, few)
-    # Ignore casts only if there are any, because the checks run the model many times, and
-    # ignoring casts takes time in each run.
+    # Ignore casts only if there are any. Ignoring them takes time in each run of the
+    # model, and the checks run the model many times.
     if has_casts(tape):
         reader = Reader(without_casts(called.outputs), frozenset(weights))
         tape = reader.record(weights, few)
     try:
         reader.checks.faithful_owners(tape)
     except Unfaithful:
-        # A model is allowed if its autograd gradients are not the derivatives of its
-        # outputs (a surrogate, as in straight-through estimators), because the secant is
+        # The model's autograd gradients are not the derivatives of its outputs, as with
+        # straight-through estimators. Such a model is allowed, because the secant is
         # exact for the outputs.
         return
     except NoRule as error:

@@ -1,7 +1,7 @@
 """Attribution: the contribution of each example to each output at the queries, summed
 from the last step to the first.
 
-    f_T − f_0 = Σ contributions + decay + rounding
+    f_T − f_0 = Σ contributions + decay + rounding + …        (other parts: glossary)
 
 `LoopBackward.take` adds one step. The recursion over steps is `path.backward_sum`. Its
 inputs are:
@@ -57,14 +57,14 @@ SURROGATE_GRADIENTS = (
 
 @dataclass
 class LoopBackward:
-    """Computes the contributions, by adding one step after another, from the last step
-    to the first. `over` adds all steps, and `take` adds one."""
+    """The contributions, summed over the steps from the last to the first. `over` adds
+    all steps, and `take` adds one."""
 
     reader: Reader
     calls: CallReaders
     queries: Inputs
-    # recorded forward pass of the queries at the weights before the earliest step so
-    # far, which are the weights after the step that is added next
+    # recorded forward pass of the queries, at the weights before the step that was
+    # added last. These are the weights after the step that is added next.
     later: Tape
     example_rows: Mapping[str, int]  # index of each example
     added: LoopSums  # sums over the steps so far
@@ -206,7 +206,7 @@ class LoopBackward:
         except ChoiceChanged as reason:
             self.jumping[step.index] = str(reason)
 
-        # a measure takes all queries at once, so the queries are recorded together
+        # a measure takes all queries at once, so J replaces J̄ for all of them
         if self.reader.whole_batch:
             return self.reader.tangent(ends.before), ~jumped
 
@@ -252,7 +252,8 @@ class LoopBackward:
         readers = replace(
             self.calls,
             buffer_bytes=self.calls.buffer_bytes / max(1, len(step.calls)),
-            # the credit of divided gradients depends on the gradients of examples
+            # None if any gradient is divided: its credit (see `rounding_of`) needs the
+            # gradients of examples, not only products with directions
             directions=None if self.divided else self.calls.directions,
         )
         try:
@@ -271,14 +272,14 @@ class LoopBackward:
         calls: Sequence[CallGradients],
     ) -> GradientFactors:
         """Run proof (a) of a step. Return the factor c of each parameter, the factor of
-        each element that was clipped by value, and the relative distance of the two
-        gradients.
+        each element that was clipped by value, and the relative distance between c
+        times the gradient of the examples and the gradient that the optimizer used.
 
         Raise if the optimizer did not use c times the gradient of the examples, or if
         the replayed calls do not return the outputs of the loop.
 
-        For calls under casts or with BatchNorm, autograd computes the gradient under
-        the same casts.
+        If calls have casts or BatchNorm, the gradient of the examples is computed again
+        by autograd, under the same casts.
 
         Args:
             step: step to prove.
@@ -400,7 +401,7 @@ class LoopBackward:
         return QueryEnds(before, after)
 
     def rows_of(self, step: FollowedStep, like: Tensor) -> Int[Tensor, " row"]:
-        """Return the index of the example of each row of the calls."""
+        """Return, for each row of the calls, the index of its example."""
         rows = [self.example_rows[name] for call in step.calls for name in call.names]
         return torch.tensor(rows, dtype=torch.long, device=like.device)
 
@@ -430,8 +431,10 @@ class LoopBackward:
         calls: Sequence[CallGradients],
         credited: Weights,
     ) -> None:
-        """If the contributions cancel in this step, and their total magnitude is the
-        largest so far, find the parameter that causes most of the cancellation."""
+        """Find the parameter that causes most of the cancellation in this step.
+
+        Do this only if the contributions cancel strongly, and their total magnitude is
+        the largest of all such steps so far."""
         if not self.added.closing.cancels_most(contributions):
             return
         assert self.sum.adjoint is not None
@@ -442,8 +445,9 @@ class LoopBackward:
         )
 
     def add_earlier_momentum(self, step: FollowedStep) -> None:
-        """Add −⟨βU, m⟩, where U is the adjoint and m is the momentum from before the
-        followed steps. No followed example caused this term."""
+        """Add −⟨βU, m⟩, where U is the adjoint, β the momentum decay, and m the
+        momentum from before the followed steps. No followed example caused this
+        term."""
         if step.remembered and self.sum.adjoint is not None:
             momentum = {
                 name: torch.zeros_like(weight) for name, weight in step.start.items()
@@ -453,15 +457,18 @@ class LoopBackward:
             self.added.carried -= self.sum.adjoint.applied(momentum)
 
     def pass_over(self, start: Weights) -> None:
-        """Skip steps that were not followed, and reset the adjoint U to zero. `start`
-        are the weights before these steps."""
+        """Skip steps that were not followed. Add their total change of the outputs to
+        `other_steps`, and reset the adjoint U to zero.
+
+        `start` are the weights before these steps."""
         tape = self.reader.record(start, self.queries)
         self.added.other_steps += self.later.outputs - tape.outputs
         self.later = tape
         self.sum = BackwardSum(components=self.sum.components)
 
     def is_cast(self, step: FollowedStep) -> bool:
-        """True if a call of the step used lower precision than the trained weights."""
+        """Return True if a call of the step used lower precision than the trained
+        weights."""
         return any(self.calls.called.is_cast(call.circumstances) for call in step.calls)
 
 
@@ -474,8 +481,8 @@ class QueryEnds(NamedTuple):
 
 
 def summed_gradient(calls: Sequence[CallGradients], step: FollowedStep) -> Weights:
-    """Return the sum of the gradients of all examples of a step, for each parameter
-    that received a gradient."""
+    """Sum the gradients of all examples of a step, for each parameter that received a
+    gradient."""
     gradient: Weights = {}
     for call in calls:
         total = call.total(step.start)
@@ -490,8 +497,8 @@ def summed_gradient(calls: Sequence[CallGradients], step: FollowedStep) -> Weigh
 
 
 def refuse_wrong_sums(step: FollowedStep, calls: Sequence[CallGradients]) -> None:
-    """Raise if per-example gradients through a coupled batch do not add up
-    to its gradient."""
+    """Raise if per-example gradients through a coupled batch do not add up to the
+    gradient of the batch."""
     for call in calls:
         if isinstance(call.features, TermGradients) and call.whole is not None:
             call.features.refuse_other_sum(call.whole, step.index)
@@ -511,9 +518,9 @@ def credit_of_examples(
     """Return the credit of each gradient element: 0 if the element is only a rounding
     error, because its terms cancel, else 1.
 
-    Examine only the parameters in `divided`, whose gradient is divided by a denominator
-    in this step, or in a later step through momentum. Omit parameters whose elements
-    all have credit 1."""
+    `divided` names the parameters whose gradient is divided by a denominator, in this
+    step or, through momentum, in a later one. Examine only these parameters. Omit
+    parameters whose elements all have credit 1."""
     consumed = {name: step.gradient[name] for name in step.with_grad if name in divided}
     if not consumed:
         return {}
@@ -547,12 +554,12 @@ def credit_of_examples(
 
 
 class StepRows:
-    """The gradients whose inner products with the adjoint V a step needs. They are rows
-    of one matrix, in this order:
+    """The gradients of one step, for inner products with the adjoint V. They are the
+    rows of one matrix, in this order:
 
     1. one for each example of the calls,
     2. one for all calls whose batches BatchNorm couples, if there are any,
-    3. one for each position of each example, if contributions by position are asked for.
+    3. one for each position of each example, if there are contributions by position.
     """
 
     def __init__(
@@ -572,8 +579,8 @@ class StepRows:
         self.first_position = self.examples + len(batch)
 
     def terms(self, terms: StepTerms, *, coupling_is_rounding: bool) -> LoopTerms:
-        """Return the contributions of the examples, from the inner products of V with
-        these rows.
+        """Return the terms of the step: contributions, decay, rounding and coupling.
+        The contributions are the negative inner products of V with the examples' rows.
 
         If BatchNorm couples a batch, the gradients of its examples may not add up to
         the gradient of the batch. There are two reasons for this gap:

@@ -18,8 +18,9 @@ row gives the products of all examples:
     ⟨v, gᵢ⟩ = ⟨ℓ′ᵢ, fᵢ′⟩        f′ = ∂f(θ + tv; batch)/∂t at t = 0
 
 With batch_norm="constant", the batch mean and variance are treated as constants.
-Examples are then independent, and one backward pass gives all gradients. Their sum
-differs from the gradient of the batch. This difference is reported as `coupling`:
+Examples are then independent, and one backward pass gives all gradients gᵢ. Their sum
+differs from the gradient of the batch. The effect of this difference on the outputs is
+reported as `coupling`:
 
     gᵢ = J(xᵢ)ᵀℓ′ᵢ at constant statistics        coupling: gradient of the batch − Σᵢ gᵢ
 
@@ -52,8 +53,8 @@ from ntkexp.shapes import Function, Inputs, Weights
 from ntkexp.stream import stream
 from ntkexp.text import short
 
-# number of cotangents (vectors that multiply Jᵀ) in one backward pass; more are no
-# faster
+# Largest number of cotangents (vectors that multiply Jᵀ) in one backward pass. A larger
+# number is not faster.
 MAX_COTANGENTS = 64
 # A batch of independent examples is split into groups of at most this many rows.
 SPLIT_ROWS = 32
@@ -123,8 +124,8 @@ class CoupledOutputs:
     def passes_at_once(
         self, buffer_bytes: float, most: int = MAX_COTANGENTS, share: float = 1.0
     ) -> int:
-        """Return how many passes fit into half of `buffer_bytes`, at most `most`. A
-        pass leads through a `share` of the batch."""
+        """Return how many passes fit into half of `buffer_bytes`, at most `most`. Each
+        pass uses the fraction `share` of the batch."""
         pass_bytes = self.row_bytes + share * self.graph_bytes
         return int(max(1, min(most, buffer_bytes / 2 / pass_bytes)))
 
@@ -252,8 +253,8 @@ class TermGradients(Sequence[Jacobian]):
 
 @dataclass
 class TermProducts(Sequence[DirectionalGradients]):
-    """The gradients gᵢ of the examples of a call, known by their products with
-    directions. This is a sequence with one element."""
+    """The gradients gᵢ of the examples of a call, represented by their products ⟨v, gᵢ⟩
+    with directions v. The sequence has one element, which computes the products."""
 
     function: Function
     weights: Weights
@@ -274,7 +275,7 @@ class TermProducts(Sequence[DirectionalGradients]):
         return DirectionalGradients(self.products, trained, len(self.output_gradient))
 
     def products(self, directions: Weights) -> Float[Tensor, "direction example"]:
-        """Return ⟨v, gᵢ⟩ for directions v [direction, *parameter]
+        """Return ⟨v, gᵢ⟩. `directions` holds a tensor [direction, *parameter] for each
         of some parameters."""
         point = {name: self.weights[name] for name in directions}
 
@@ -385,9 +386,9 @@ class SplitGradients(TermGradients):
     def are_gradients(self) -> bool:
         """Return True if these gradients equal the gradients through the whole batch.
 
-        Draw a random number rᵢ for each example. Compare Σ rᵢgᵢ with the gradient of Σ
-        rᵢκᵢℓᵢ through the whole batch, where κᵢ = ∂L/∂ℓᵢ. An
-        error in any gᵢ changes the first sum."""
+        Draw a random number rᵢ for each example. Compare Σ rᵢgᵢ with the gradient of
+        Σ rᵢκᵢℓᵢ through the whole batch, where κᵢ = ∂L/∂ℓᵢ. An error in any gᵢ changes
+        the first sum."""
         generator = stream("shares", self.examples)
         shares = torch.randn(self.examples, generator=generator, dtype=torch.float64)
         shares = shares.to(self.output_gradient)
@@ -419,7 +420,7 @@ class SplitGradients(TermGradients):
 
 class FixedStatistics(TorchFunctionMode):
     """A mode in which BatchNorm layers normalise by given constants. `given` holds a
-    pair (mean, variance) for each layer, in the order of the calls. Without `given`,
+    pair (mean, variance) for each use of a layer, in the order of use. Without `given`,
     the mode records the mean and variance of the batch, and changes nothing.
 
     >>> x = torch.tensor([[1.0], [3.0]])
@@ -488,7 +489,7 @@ def at_constants(function: Function) -> Function:
 
 def constants_of(function: Function, weights: Weights, inputs: Inputs) -> Weights:
     """Return the means and variances of a batch in all BatchNorm layers, in the order
-    of the layers, by names that begin with `CONSTANTS`."""
+    in which the layers are used, by names that begin with `CONSTANTS`."""
     with torch.no_grad(), plain_kernels(), FixedStatistics() as recording:
         function(weights, inputs)
     values = [value for pair in recording.recorded for value in pair]

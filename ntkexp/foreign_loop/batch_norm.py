@@ -134,7 +134,7 @@ class RunningStatistics:
     """The running statistics of the model while its loop is followed."""
 
     model: nn.Module
-    processes: int = 1
+    processes: int = 1  # number of processes that train together
     moves: bool = False  # True if a call had a BatchNorm layer in training mode
     latest: Weights = field(default_factory=dict)  # statistics after the latest call
     at_step: Weights = field(default_factory=dict)  # statistics after the latest step
@@ -144,8 +144,8 @@ class RunningStatistics:
         self.at_step = self.latest
 
     def begin_call(self, step: int, *, with_gradients: bool) -> None:
-        """Begin a call of the model. Raise if anything else has changed the
-        statistics."""
+        """Record that a call of the model begins. Raise if anything but an earlier call
+        has changed the statistics."""
         layers = batch_norms(self.model)
         now = statistics_of(layers)
         if now.keys() != self.latest.keys():
@@ -161,8 +161,8 @@ class RunningStatistics:
             self.refuse_other(step, now)
 
     def end_call(self) -> tuple[Weights, Weights] | None:
-        """Return the running statistics before and after the latest call, or None if no
-        call updates running statistics."""
+        """Return the running statistics before and after the latest call. Return None
+        if no call so far had a BatchNorm layer in training mode."""
         if not self.moves:
             return None
         before = self.latest
@@ -172,8 +172,8 @@ class RunningStatistics:
         return before, self.latest
 
     def end_step(self) -> tuple[Weights, Weights] | None:
-        """Return the running statistics after the previous step and after this step, or
-        None if no call updates running statistics."""
+        """Return the running statistics after the previous step and after this step.
+        Return None if no call so far had a BatchNorm layer in training mode."""
         before = self.at_step
         self.at_step = self.latest
         return (before, self.at_step) if self.moves else None
@@ -195,8 +195,8 @@ class RunningStatistics:
                 )
 
     def refuse_kinds(self, step: int) -> None:
-        """Raise if several processes train together,
-        or if the model contains SyncBatchNorm."""
+        """Raise if several processes train together, or if the model has a
+        SyncBatchNorm in training mode."""
         if self.processes > 1:
             raise Mistake(
                 f"step {step}: BatchNorm in training mode cannot be followed in "
@@ -217,7 +217,7 @@ class RunningStatistics:
 
 # relative rounding error of sums in a different order, in units of eps
 BATCH_STATISTICS_TOLERANCE = 1e3
-# the same error under casts, in units of the lower precision's eps
+# relative rounding error of sums under casts, in units of the lower precision's eps
 BATCH_CAST_TOLERANCE = 8
 
 

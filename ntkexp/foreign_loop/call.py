@@ -83,7 +83,7 @@ def device_generators() -> list[str]:
     """Return the accelerators whose random number generators this process may have
     used.
 
-    This does not initialize a GPU that was never used.
+    A GPU that was never used stays uninitialized.
     """
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     if accelerator is None:
@@ -175,7 +175,7 @@ KERNEL_SWITCHES: dict[str, tuple[Callable[[], bool], Callable[[bool], object]]] 
     "mkldnn": (torch._C._get_mkldnn_enabled, torch._C._set_mkldnn_enabled),
 }
 """Switches that allow or forbid torch's implementations of attention, and of products
-on CPUs. Each is a function that reads the switch, and one that sets it."""
+on CPUs. A switch is a pair of functions: the first reads it, the second sets it."""
 
 
 def forbidden_kernels() -> frozenset[str]:
@@ -256,8 +256,8 @@ class Circumstances:
     def again(self) -> Iterator[None]:
         """Restore random states and autocast for a replay.
 
-        The caller must set the modes of the module and the allowed kernels, because the
-        backward pass needs them too."""
+        The backward pass also needs the modes of the module and the allowed kernels, so
+        the caller must set these."""
         autocast = nullcontext() if self.autocast is None else self.autocast.again()
         with beginning_at(self.states), autocast:
             yield
@@ -300,7 +300,7 @@ class Circumstances:
 # output from another, as an autoencoder computes the image from the latent code. The
 # total gradient of the code then includes the gradient through the image, so the image
 # would count twice. Therefore the loop receives an alias of each output. The gradient
-# of an alias is the partial derivative, and these add up:
+# of an alias is a partial derivative. The terms of all outputs add up:
 #
 #     ∂L/∂θ = Σ_outputs Jᵀ ∂L/∂(alias)
 #
@@ -346,7 +346,7 @@ class ModelCall:
     # concatenation of these outputs
     joined: dict[str, tuple[int, ...]] = field(default_factory=dict)
     backward: int = -1  # the id of the latest backward pass that reached the outputs
-    # number of backward passes so far, also those whose gradient was dropped
+    # number of backward passes so far, including passes whose gradient was dropped
     passes: int = 0
     # fingerprint (random projection) of f
     signed: Float[Tensor, "example row"] | None = None
@@ -361,7 +361,7 @@ class ModelCall:
     # all outputs of the call, while the loop runs
     several: SeveralOutputs | None = None
     losses: LossFunction | None = None  # the function of `trace.losses`
-    # True if a backward pass of its step had create_graph=True
+    # True if a backward pass in the step of this call had create_graph=True
     is_differentiated: bool = False
     # the perturbed weights of this call, if the loop perturbs them (as SAM does), else
     # None
@@ -388,7 +388,7 @@ class ModelCall:
         return call
 
     def add_gradient(self, gradient: Tensor, backward: int) -> None:
-        """Add the gradient of one backward pass."""
+        """Add the gradient of one backward pass. `backward` is the id of this pass."""
         self.passes += backward != self.backward
         self.backward = backward
         rows = as_rows(gradient.detach().clone())
@@ -413,10 +413,10 @@ class ModelCall:
         return tuple(self.joined) or followed
 
     def consumed(self) -> ModelCall:
-        """Return a copy of the call whose `gradient` is the one that the optimizer step
-        used.
+        """Return a copy of the call for its optimizer step. The copy's `gradient` is
+        the gradient that the step used.
 
-        If several outputs received a gradient, their gradients are concatenated.
+        If several outputs received a gradient, concatenate these gradients.
         """
         call = copy(self)
         call.several = None
@@ -464,9 +464,10 @@ def call_inputs(args: tuple[object, ...], kwargs: dict[str, object]) -> Inputs:
 def weights_of_calls(
     calls: Sequence[ModelCall], starts: Sequence[Weights]
 ) -> list[Weights]:
-    """Return the weights of each call. `starts` are the weights before the call's step.
+    """Return the weights of each call: the weights before its step, as listed in
+    `starts`, or the perturbed weights if the loop perturbed them for the call.
 
-    Calls with the same `weights` share one dict.
+    Calls with the same perturbed weights share one dict.
 
     >>> start, moved = {"w": torch.zeros(1)}, {"w": torch.ones(1)}
     >>> calls = [ModelCall(0, torch.ones(1), weights=weights) for weights in (None, moved, moved)]

@@ -1,15 +1,16 @@
 """The hooks at the calls of a followed model. They record the inputs of each call and
 its circumstances (see `call`).
 
-    begin     the circumstances of the call: the states of random number generators, autocast
-    layer     autocast, if the model enters it
-    end       a copy of the inputs, the index of the step, a fingerprint (random projection) of the
-              outputs, and the weights if the loop has moved them since the latest step, as SAM does
+    begin     the states of random number generators, and the forbidden kernels
+    layer     autocast, entered by the loop or by the model
+    end       a copy of the inputs, the modes of the layers, the index of the step, a fingerprint
+              (random projection) of the outputs, and the weights if the loop has moved them since
+              the latest step, as SAM does
 
 `losses` records a call of the user's function of `trace.losses` in the same way.
 
 Only the followed optimizers may change weights, and only the recorded calls may change
-buffers. The hooks raise an error if anything else has changed them."""
+buffers. The hooks raise an error if anything else has changed weights or buffers."""
 
 from __future__ import annotations
 
@@ -60,7 +61,7 @@ from ntkexp.shapes import Inputs, Weights
 
 @dataclass
 class LatestCall:
-    """The circumstances of the latest call, recorded before its first layer runs."""
+    """The circumstances of the latest call, recorded before and while it runs."""
 
     # random states before the call
     generators: Mapping[str, Tensor] = field(default_factory=dict)
@@ -71,7 +72,7 @@ class LatestCall:
 
 @dataclass
 class CallRecorder:
-    """Records the calls of a running loop as `PendingCalls`."""
+    """A recorder of the calls of a running loop. It adds each call to `pending`."""
 
     loop: RunningLoop
     pending: PendingCalls
@@ -79,7 +80,8 @@ class CallRecorder:
     ids: Ids
     log: StepLog | None
     count: int = 0  # number of recorded calls
-    # `count` at the start of each call, for calls inside calls
+    # for each call that is running, `count` at the start of the call. There are several
+    # if calls contain calls.
     under_way: list[int] = field(default_factory=list)
     latest_call: LatestCall = field(default_factory=LatestCall)
     # True inside `losses`, where calls of the model are not recorded
@@ -105,7 +107,7 @@ class CallRecorder:
         begin at the first layer or later."""
         call = self.latest_call
         if torch.is_grad_enabled() and call.autocast is None:
-            # only the layer's own parameters, because `layer.parameters()` would
+            # prefer the layer's own parameters, because `layer.parameters()` would
             # dominate the cost of this hook
             own = [
                 weight for weight in layer._parameters.values() if weight is not None
@@ -121,11 +123,11 @@ class CallRecorder:
         kwargs: dict[str, object],
         answer: object,
     ) -> object:
-        """Record a call with gradients enabled.
+        """Record a call if gradients are enabled.
 
-        If the model returns several tensors, return aliases, which the loop receives
-        instead of them. Otherwise return None, so that
-        the loop receives the model's own answer."""
+        If the model returns several tensors, return the answer with aliases of these
+        tensors, which the loop then receives. Otherwise return None, so that the loop
+        receives the model's own answer."""
         if self.in_losses or is_transformed():
             return None
         # a call that contains a recorded call, such as the call of a library's wrapper
@@ -236,8 +238,8 @@ class CallRecorder:
     ) -> dict[str, Tensor]:
         """Register hooks on the gradients of all outputs of a call.
 
-        If the loss may use other outputs than the followed one,
-        return an alias of each output."""
+        If the loss may use other outputs than the followed one, return an alias of each
+        output that has a row for each example. Otherwise return an empty dict."""
         rows = examples(call.inputs)
         with_rows = {
             name: tensor
@@ -274,8 +276,8 @@ class CallRecorder:
     def copied_inputs(
         self, output: Tensor, args: tuple[object, ...], kwargs: dict[str, object]
     ) -> Inputs:
-        """Copy the inputs of a call, or raise if its output has no row
-        for each example."""
+        """Copy the inputs of a call. Raise if the output of the call does not have one
+        row for each example."""
         step = self.loop.store.count
         if not output.dim():
             raise Mistake(f"step {step}: {ONE_NUMBER}")
@@ -360,8 +362,8 @@ def is_transformed() -> bool:
     >>> torch.func.vmap(lambda x: x * is_transformed())(torch.ones(1)), is_transformed()
     (tensor([1.]), False)
     """
-    # torch.compile also traces hooks. In its trace, the call below would always return
-    # an object, so return before it.
+    # torch.compile also traces hooks. While it traces, `peek_interpreter_stack` would
+    # always return an object, so return before it is called.
     if torch.compiler.is_compiling():
         return False
     return torch._C._functorch.peek_interpreter_stack() is not None

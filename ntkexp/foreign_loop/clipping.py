@@ -8,9 +8,9 @@ the recorded examples. The factor c must be a scale, or come from clipping.
 
 Norms are over all parameters with the same c. If the gradient has several elements, a
 factor c exists only if both gradients have the same direction, which does not happen by
-chance. If it has a single element, a factor always exists. In this case c must equal
-the factor of parameters that were clipped together with it, or be a power of two, or
-lead to the clipping norm or the clipping value of other steps.
+chance. If the gradient has a single element, a factor always exists. In this case c
+must be a power of two, or equal the factor of a group of other parameters, or lead to
+the clipping norm or the clipping value of other steps.
 
 Clipping by value multiplies each element by a different factor.
 See `value_clipping`."""
@@ -36,22 +36,23 @@ from ntkexp.text import counted
 # relative rounding error of a batch gradient that is summed in another order, in units
 # of eps
 SUM_EPS = 1e3
-# Perturb weights and inputs by one eps: the gradient changes by δ. Rounding may change
-# the gradient by up to this multiple of δ.
+# If weights and inputs are perturbed by one eps, the gradient changes by δ. Rounding
+# may change the gradient by up to this multiple of δ.
 NOISE_MULTIPLE = 64
-# the same error under casts, in units of the lower precision's eps
+# relative rounding error of a batch gradient under casts, in units of the lower
+# precision's eps
 CAST_EPS = 8
-# Each factor and norm has a bound on its rounding error. Two of them count as equal if
-# they differ by at most this multiple of the bound.
+# Each factor and norm has a bound on its rounding error. Two factors, or two norms,
+# count as equal if they differ by at most this multiple of the bound.
 EQUAL_BOUNDS = 4
 # A factor 2^k/n counts as a scale (a mean of n terms) if n is at most this number.
 MAX_MEAN = 1000
-# This smaller multiple is used for bounds of clipping by value, and for norms of
-# gradients with a single nonzero element. There, no other check would detect a wrong
-# factor.
+# This multiple is used instead of EQUAL_BOUNDS for bounds of clipping by value, and for
+# norms of gradients with a single nonzero element. It is smaller, because in these
+# cases no other check would detect a wrong factor.
 RESOLVED_BOUNDS = 0.05
 # A norm or scale of several steps is accepted if at least this fraction of a
-# parameter's steps has it. A few steps may have it by chance.
+# parameter's steps has it. In a smaller fraction, values may agree by chance.
 COMMON_SHARE = 0.1
 WHAT_ADDED = "was a term added to the loss, or a gradient changed by hand?"
 ASK_LOSSES = "let a function return one loss for each example, and call it as trace.losses(function, *batch)"
@@ -103,8 +104,9 @@ class FactorFit:
     between the two gradients."""
 
     factors: Mapping[str, float]
-    # ‖c g − p‖/‖p‖, where p is the gradient that the optimizer used: over all
-    # parameters together, or for the parameter with the largest ratio
+    # ‖c g − p‖/‖p‖, where p is the gradient that the optimizer used. If all parameters
+    # share one c, norms are over all of them. Otherwise this is the largest ratio of a
+    # parameter.
     missed: float
     failing: tuple[str, ...] = ()  # parameters that no factor explains, the worst first
     # rounding error of the replayed g, if measured
@@ -186,8 +188,9 @@ def unexplained(fit: FactorFit, step: int, facts: StepFacts) -> Mistake:
 def cancels(
     found: Weights, consumed: Weights, factor: float, bound: float, noise: Weights
 ) -> bool:
-    """True if the distance of two gradients is explained by rounding of terms that
-    cancel, for every parameter."""
+    """Return True if rounding explains the distance between `factor` times `found` and
+    `consumed`, for every parameter. `noise` is the measured rounding error of `found`,
+    which is large if terms of the gradient cancel."""
     for name, part in consumed.items():
         missed = float((factor * found[name] - part).norm())
         rounding = (
@@ -301,8 +304,8 @@ class Multiplied:
 
     @property
     def tolerance(self) -> float:
-        """The largest difference between two norms that were clipped to the same norm.
-        PyTorch divides by ‖g‖ + 1e-6, so a clipped norm is up to 1e-6
+        """The largest difference between the norms of two gradients that were clipped
+        to the same norm. PyTorch divides by ‖g‖ + 1e-6, so a clipped norm is up to 1e-6
         below the clipping norm."""
         return EQUAL_BOUNDS * self.bound * self.norm + GUARD
 
@@ -313,8 +316,8 @@ class Multiplied:
         return frexp(self.factor)[0]
 
     def may_be_clipped(self, other: Multiplied) -> bool:
-        """True if clipping may explain that this group and `other`, of another step,
-        have nearly equal norms.
+        """Return True if clipping may explain that this group and `other`, of another
+        step, have nearly equal norms.
 
         If the gradient has a single nonzero element, compare more strictly: clipping by
         norm makes c(‖g‖ + 1e-6) equal in both steps, and clipping by value makes c‖g‖
@@ -341,8 +344,8 @@ class Multiplied:
 
 @dataclass(frozen=True)
 class ValueBound:
-    """The bound of clipping by value in one step (the field `value`), and the relative
-    rounding error of this number (the field `bound`)."""
+    """The value to which clipping by value reduced elements of a gradient in one
+    step."""
 
     step: int
     value: float
@@ -371,9 +374,9 @@ class Factors:
         """Return the factor of each parameter in a step.
         Store all factors that are not scales.
 
-        If only one element of a gradient is nonzero, there is always a factor, so it
-        proves nothing. But the parameter may have been clipped together with others.
-        So it gets the factor of other parameters, if this factor explains its gradient.
+        If only one element of a parameter's gradient is nonzero, a factor always exists
+        and proves nothing. But the parameter may have been clipped in a group with
+        others. It gets the factor of a group, if this factor explains its gradient.
 
         Args:
             step: index of the step.
@@ -463,8 +466,8 @@ class Factors:
             and not has_scale(each, scales)
         ]
 
-        # An unexplained factor below 1 is accepted as clipping if its parameters have
-        # only this one in the loop: there is no other step to compare it with.
+        # Accept an unexplained factor below 1 as clipping if its parameters have no
+        # other unexplained factor in the loop: there is no other step to compare with.
         times = Counter(name for each in unexplained_groups for name in each.names)
         for each in sorted(unexplained_groups, key=lambda each: each.step):
             once = 0 < each.factor < 1 and all(times[name] == 1 for name in each.names)
@@ -472,7 +475,7 @@ class Factors:
                 raise wrong_factor(each)
 
     def is_clipped_by_value(self, each: Multiplied) -> bool:
-        """True if a single element was clipped to the value of another step."""
+        """Return True if a single element was clipped to the value of another step."""
         is_shorter = each.single and 0 < each.factor < 1
         return is_shorter and any(one.is_near(each.norm) for one in self.clipped_values)
 
@@ -517,8 +520,8 @@ def wrong_factor(group: Multiplied) -> Mistake:
 
 
 def has_scale(group: Multiplied, scales: Iterable[float]) -> bool:
-    """True if the factor is below 1, and equal to one of `scales` up to a power of
-    two."""
+    """Return True if the factor is below 1, and equal to one of `scales` up to a power
+    of two."""
     if not 0 < group.factor < 1:
         return False
     tolerance = EQUAL_BOUNDS * group.bound
@@ -526,7 +529,8 @@ def has_scale(group: Multiplied, scales: Iterable[float]) -> bool:
 
 
 def scales_among(several: Sequence[Multiplied]) -> Iterator[Multiplied]:
-    """Yield the entries whose factor occurs in several steps, up to a power of two.
+    """Yield the entries whose factor is below 1 and occurs in several steps, up to a
+    power of two.
 
     For gradients with a single nonzero element, the factor
     must occur in almost all steps."""
@@ -552,11 +556,11 @@ def shared(
     tolerance: Callable[[Multiplied], float],
     min_share: float = COMMON_SHARE,
 ) -> Iterator[tuple[Multiplied, ...]]:
-    """For each entry, find the other entries with the same value up to the tolerance.
+    """For each entry, yield the first and the last entry that have the same value, up
+    to the tolerance.
 
-    Entries are sorted by value, so these entries are consecutive. Yield the first and
-    the last of them. If fewer than the fraction `min_share` of a parameter's entries
-    have this value, yield (), because a few values are nearly equal by chance.
+    Yield () if no other entry has this value, or if fewer than the fraction `min_share`
+    of a parameter's entries have it. A few values are nearly equal by chance.
 
     Args:
         ordered: entries, sorted by value.
@@ -591,8 +595,9 @@ def clusters(factors: Mapping[str, float], tolerance: float) -> list[list[str]]:
 
 
 def is_sum(each: Multiplied, known: Mapping[frozenset[str], float]) -> bool:
-    """True if the parameters in `each` are a union of groups that were clipped to their
-    `known` norms, all by the same factor."""
+    """Return True if the parameters in `each` are a union of groups that were clipped
+    to their `known` norms, all by the same factor. One group of the union need not be
+    in `known`, if its norm is one of the known norms."""
     left = each
     if each.single or each.factor < 0:
         return False
@@ -607,12 +612,12 @@ def is_sum(each: Multiplied, known: Mapping[frozenset[str], float]) -> bool:
 
 
 def nearly_equal(one: float, other: float, tolerance: float) -> bool:
-    """True if two factors are equal up to the relative tolerance."""
+    """Return True if two numbers are equal up to the relative tolerance."""
     return abs(one - other) <= tolerance * max(abs(one), abs(other))
 
 
 def is_scale(factor: float, bound: float, most: int = MAX_MEAN) -> bool:
-    """True if the factor is 0, a power of two, or 2^k/n < 1 with n ≤ `most`.
+    """Return True if the factor is 0, a power of two, or 2^k/n < 1 with n ≤ `most`.
 
     >>> [is_scale(factor, 1e-9) for factor in (1.0, 2.0**-10, 1 / 3, 2.0, 0.3, 3.0, -1.0, 0.0)]
     [True, True, True, True, False, False, False, True]
@@ -622,7 +627,7 @@ def is_scale(factor: float, bound: float, most: int = MAX_MEAN) -> bool:
     largest = 1
     if factor < 1:
         largest = int(min(most, max(1.0, RARE_SHARE / bound)))
-    # an even n is an odd n with another k, so try odd n only
+    # 2^k/n with an even n equals 2^j/m with an odd m, so try odd n only
     for n in range(1, largest + 1, 2):
         # factor · n = mantissa · 2^k with 1/2 ≤ mantissa < 1. Up to rounding, it is a
         # power of two if the mantissa is nearly 1/2 or nearly 1.

@@ -14,7 +14,7 @@ an error.
 
 The check also reports the cancellation of the contributions c, Σ|c| / |Σc|, and the
 parameter that causes most of it. Contributions that cancel strongly still add up in
-double precision, but a single one means little."""
+double precision, but a single contribution means little."""
 
 from __future__ import annotations
 
@@ -168,8 +168,8 @@ class ClosingSums:
         return rounded
 
     def cancels_most(self, parts: Float[Tensor, "query out row"]) -> bool:
-        """Return True if the parts of a step cancel strongly, and their Σ|parts| is the
-        largest of all such steps so far. In this case, store it as `heaviest`."""
+        """Return True if the parts of a step cancel strongly, and Σ|parts| is the
+        largest of all such steps so far. In this case, store Σ|parts| as `heaviest`."""
         mass, net = torch.stack([parts.abs().sum(), parts.sum(2).abs().sum()]).tolist()
         if mass <= max(MIN_CANCELLATION * net, self.heaviest):
             return False
@@ -184,12 +184,12 @@ class ClosingSums:
         names: Sequence[str],
         like: Float[Tensor, "query out"],
     ) -> None:
-        """Find the parameter, if any, that contributes more than half of the magnitude
-        of a step's contributions.
+        """Store the name of the parameter that causes more than half of the magnitude
+        of a step's contributions, or "" if there is none.
 
         Args:
             adjoint: the adjoint U.
-            credited: factors of the elements of U.
+            credited: the credit of gradient elements, which multiplies U.
             right: the gradients gᵢ of the examples.
             names: parameters to compare.
             like: tensor with the shape of the outputs.
@@ -212,7 +212,8 @@ class ClosingSums:
         start: Float[Tensor, "query out"],
         end: Float[Tensor, "query out"],
     ) -> Closing:
-        """Compare the total of all parts with the change of the outputs."""
+        """Compare `total`, the sum of all parts, with the change of the outputs from
+        `start` to `end`."""
         change = (end - start).to(total.dtype)
         eps = torch.finfo(end.dtype).eps
         change_norm = float(change.norm())
@@ -255,10 +256,10 @@ def total_magnitude(numbers: Tensor) -> float:
 #
 # The optimizer used a gradient that was computed under casts. The contributions use the
 # gradient without casts, for the same ∂L/∂f. `rounding` is the effect of the difference
-# of the two gradients on the outputs. No example caused it.
+# of the two gradients on the outputs. No example caused this effect.
 #
-# The loop computes its outputs under casts, too. Their distance from f is reported
-# separately, as the attribute `away`.
+# The loop also computes its outputs under casts. The attribute `away` is the distance
+# of these outputs from f.
 
 
 def casts_sentence(found: xr.Dataset) -> str:

@@ -88,8 +88,9 @@ class FollowedSweep:
 
     @cached_property
     def of(self) -> Mapping[str, object]:
-        """What a saved state belongs to: the settings of the sweep, and a digest of the
-        final weights and losses. Another sweep does not continue the state."""
+        """The identity of the sweep: its settings, and a digest of the final weights
+        and of the last step's losses. A sweep with another identity does not continue a
+        saved state."""
         last = self.training.step(self.training.length - 1)
         losses = [batch.losses(self.training.end).detach() for batch in last.batches]
         asked = [
@@ -122,8 +123,7 @@ def sweep_over(
     mean: MeanName,
     progress: AbstractProgress,
 ) -> FollowedSweep:
-    """Return a sweep for all outputs at the queries of a
-    trace, before its first step."""
+    """Return a sweep, not yet started, for all outputs at the queries of a trace."""
     flat, end = training.flat, training.end
 
     def outputs(weights: Tensor, query: Inputs) -> Tensor:
@@ -162,12 +162,12 @@ def sweep_over(
 
 # --- Effects by sweeps, or by retraining without each example if retraining is cheaper.
 #
-# Leave-out effects assume that the loss is a mean over examples. Both ways therefore
-# compare the user's `loss=` with every call of the loop.
+# Leave-out effects depend on the user's `loss=`. Sweeps and retrainings therefore
+# compare it with every call of the followed loop.
 #
 # Each retraining is followed, too. Proof (b), the optimizer's rule, is checked at every
-# step of it. Proof (a), the sum of the examples' gradients, is checked only in the first
-# retraining, which repeats the followed loop with all examples.
+# step of a retraining. Proof (a), the sum of the examples' gradients, is not checked.
+# Instead, the retraining with all examples must end at the followed loop's outputs.
 
 
 LOG = logging.getLogger("ntkexp.follow")
@@ -188,8 +188,8 @@ def loop_effects(
     again: Again | None,
     progress: AbstractProgress | None = None,
 ) -> EffectsResult:
-    """Compute the leave-out effects of all examples. If `again` is given,
-    also retrain to check them."""
+    """Compute the leave-out effects of all examples by a sweep. If `again` is given,
+    check them by retraining, or compute them by retraining if this is cheaper."""
     progress = progress or Silent()
     training = training_of(trace, mean)
     tape = record(trace.function, trace.steps.end, trace.queries, differentiable=True)
@@ -270,8 +270,8 @@ def plan_of(
 
 
 def adjoints(settings: Mapping[str, object]) -> int:
-    """Return the number of vectors as long as the weights in an adjoint: one for the
-    weights, and one for each optimizer state of a weight.
+    """Return the size of an adjoint, in units of the number of weights: 1 for the
+    weights, plus 1 for each optimizer state of a weight.
 
     >>> adjoints({"momentum": 0.0}), adjoints({"momentum": 0.9}), adjoints({"betas": (0.9, 0.99), "amsgrad": True})
     (1, 2, 4)
@@ -282,6 +282,7 @@ def adjoints(settings: Mapping[str, object]) -> int:
 
 
 def eps_of(step: FollowedStep) -> float | None:
-    """Return the smallest ε of Adam's denominators, if any optimizer is an Adam."""
+    """Return the smallest ε of Adam's denominators, or None if no optimizer is an
+    Adam."""
     used = [float(each["eps"]) for each in step.settings.values() if "betas" in each]
     return min(used, default=None)

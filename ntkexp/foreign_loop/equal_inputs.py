@@ -1,9 +1,9 @@
 """Detect whether rows with equal inputs come from different examples.
 
 By default, examples are named by digests of their inputs. Rows with equal inputs then
-count as one example, and its contribution is the sum over all of its rows. This is
-wrong if the rows come from different examples. The recorded rows do not always show
-which case it is. A report therefore lists four signs of different examples:
+count as one example, whose contribution is the sum over these rows. This is wrong if
+the rows come from different examples. The recorded rows do not always show if they do.
+A report therefore lists four signs of different examples:
 
     equal rows in one call, different ∂L/∂f     several examples with different labels or weights
     equal rows in one call, the same ∂L/∂f      several examples, or one that was drawn twice
@@ -33,8 +33,8 @@ EQUAL_INPUTS = "equal_inputs"
 # fraction of the largest |∂L/∂f| (8 eps of bfloat16).
 ROUNDED_SHARE = 0.06
 # "Nearly all" examples means at least this fraction. The fourth sign is reported only
-# if nearly all examples are used about equally often, and the third only if nearly all
-# examples have one label.
+# if nearly all examples are used about equally often. The third sign is reported only
+# if nearly all examples have one label.
 USUAL_SHARE = 0.9
 # with fewer examples than this, the number of uses is not examined
 FEWEST_EXAMPLES = 10
@@ -112,8 +112,7 @@ class RepeatedInputs:
         """Return a sentence on all signs, as an attribute of the attribution. Return {}
         if there is no sign.
 
-        `numbers` maps each digest to the number of its example.
-        The sentence shows numbers."""
+        The sentence names examples by their `numbers`, which are given by digest."""
         labels = self.differing | self.relabelled()
         drawn_twice = self.together - labels
         signs = {

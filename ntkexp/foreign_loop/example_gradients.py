@@ -35,17 +35,17 @@ from ntkexp.shapes import Function, Weights
 
 @dataclass(frozen=True)
 class CallReaders:
-    """Computes per-example gradients of the recorded calls.
+    """Readers that compute per-example gradients of the recorded calls.
 
-    Calls with the same layer modes and outputs share one `Reader`, which runs its
-    checks and compiles its programs only once."""
+    Calls with the same layer modes and outputs share one `Reader`. So its checks and
+    the compilation of its programs run only once."""
 
     called: CalledModule
     trained: frozenset[str]
     batch_norm: BatchNormMode
     buffer_bytes: float  # memory for gradients of examples
-    # number of directions v if only products ⟨v, Jᵢᵀℓ′ᵢ⟩ are needed; None if the
-    # gradients are needed themselves
+    # number of directions v if only products ⟨v, Jᵢᵀℓ′ᵢ⟩ are needed, None if the
+    # gradients themselves are needed
     directions: int | None
     # if given, also compute the gradients by position
     positions: Positions | None
@@ -53,7 +53,7 @@ class CallReaders:
     # ids of the functions of `trace.losses` in which the loss of an example depends on
     # other examples
     coupling: set[int] = field(default_factory=set)
-    # True if forward-mode derivatives of calls with this key agree with backward passes
+    # by `reader_key`: True if forward-mode derivatives agree with backward passes
     has_products: dict[tuple[LayerModes, Output], bool] = field(default_factory=dict)
 
     def pulled(self, call: ModelCall, weights: Weights) -> CallGradients:
@@ -114,8 +114,8 @@ class CallReaders:
         totals = coupled.gradients(output_gradient, keep=is_exact)
         whole = dict(zip(coupled.leaves, totals, strict=True))
 
-        # gradients at constant batch statistics; also checks that nothing else couples
-        # the examples
+        # Gradients at constant batch statistics. The reader also checks that nothing
+        # else couples the examples.
         features: Sequence[RightFactor] = ()
         is_checked = call.losses is not None or reader_key(call) in self.readers
         if not is_exact or not is_checked:
@@ -148,11 +148,12 @@ class CallReaders:
         coupled: CoupledOutputs,
         whole: Weights,
     ) -> TermProducts | None:
-        """Return products with the gradients of a call through BatchNorm, by
-        forward-mode derivatives.
+        """Return the products ⟨v, gᵢ⟩ of a call with BatchNorm, by forward-mode
+        derivatives.
 
-        Return None if backward passes are faster, if gradients are needed themselves,
-        if the call draws random numbers, or if torch lacks a derivative."""
+        Return None if backward passes are faster, if the gradients gᵢ themselves are
+        needed, if the call is a call of `trace.losses` or draws random numbers, or if
+        torch lacks a derivative."""
         if self.directions is None or self.directions >= len(coupled.outputs):
             return None
         if call.losses is not None or call.circumstances.states:
@@ -178,11 +179,11 @@ class CallReaders:
         weights: Weights,
         coupled: CoupledOutputs,
     ) -> SplitGradients | None:
-        """Return the gradients of a call of `trace.losses`,
-        each from a few rows of the batch.
+        """Return the gradients of a call of `trace.losses`, each from a few rows of the
+        batch.
 
-        Return None if examples depend on one another, or if random numbers are drawn
-        for the whole batch."""
+        Return None for other calls, for calls that draw random numbers, if one group
+        holds all examples, or if examples depend on one another."""
         if (
             call.losses is None
             or call.circumstances.states
@@ -238,8 +239,8 @@ class CallGradients:
 
     @property
     def stored(self) -> Sequence[Jacobian]:
-        """The gradients, or an empty list if they are not stored: then reading them
-        again takes backward passes."""
+        """The Jacobians in `features`. The list is empty if the gradients do not fit
+        into memory, because reading them again would take backward passes."""
         if isinstance(self.features, TermGradients) and not self.features.fits:
             return []
         return [each for each in self.features if isinstance(each, Jacobian)]

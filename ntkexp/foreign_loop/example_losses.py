@@ -160,8 +160,8 @@ def store_function(functions: dict[str, LossFunction], function: LossFunction) -
 
 
 def stored_batch(batch: Inputs, count: int) -> dict[str, object]:
-    """Return the part of a batch that is stored once per call: everything but the rows
-    of its `count` examples."""
+    """Return the stored form of a batch: everything except the rows of its `count`
+    examples, which are stored elsewhere."""
 
     def is_row(tensor: Tensor) -> bool:
         return bool(rows_of_batch(tensor, count))
@@ -205,8 +205,8 @@ class LossModule(nn.Module):
     def __init__(self, model: nn.Module, function: LossFunction) -> None:
         super().__init__()
         self.model = model
-        # `partial` hides a function that is a module from nn.Module, which would
-        # register it as a layer
+        # If the function is a module, nn.Module would register it as a layer. `partial`
+        # prevents this.
         self.function = partial(function)
 
     def forward(self, *batch: object) -> Tensor:
@@ -216,8 +216,9 @@ class LossModule(nn.Module):
 def losses_function(model: nn.Module, function: LossFunction) -> Function:
     """Return the losses as a function of the model's weights and the batch.
 
-    The model supplies missing weights and buffers. Gradients are always enabled inside
-    the user's function, because it may need them."""
+    If the given weights lack a weight or buffer, use the one of the model. Gradients
+    are always enabled inside the user's function, because it may differentiate the
+    model."""
     module = LossModule(model, function)
 
     def losses(weights: Weights, batch: Inputs) -> Tensor:

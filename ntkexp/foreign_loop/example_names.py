@@ -3,7 +3,7 @@
 no `ids`          a digest of each example's inputs: `digests`. Examples with equal inputs have equal
                   names; `equal_inputs` reports them
 ids=function      names that the user's function of the model call returns: `names_of`
-ids=keyword       the model's keyword argument of this name: `names_of`
+ids=keyword       the values of the model's keyword argument of this name: `names_of`
 ids="dataset"     indices in the Dataset that a DataLoader reads: `RecordedLoading`
 """
 
@@ -50,8 +50,8 @@ class SeenCall:
 
 
 Ids: TypeAlias = Callable[[SeenCall], Sequence[object] | Tensor] | str | None
-"""The option `ids=`: a function that returns the names of a call's examples, the name of
-the model's keyword argument that contains them, or "dataset"."""
+"""The option `ids=`: a function that returns the names of a call's examples, the
+model's keyword argument that holds these names, or "dataset"."""
 
 
 def digests(inputs: Inputs) -> tuple[str, ...]:

@@ -34,10 +34,10 @@ from ntkexp.stream import stream
 
 # relative rounding error of outputs if torch sums in another order, in units of eps
 OUTPUT_TOLERANCE = 1e3
-# the same error under casts, in units of the lower precision's eps
+# relative rounding error of outputs under casts, in units of the lower precision's eps
 CAST_TOLERANCE = 8
-# Rounding may change outputs by this multiple of the change that noise of one eps in
-# weights and inputs causes.
+# If weights and inputs are perturbed by one eps, the outputs change by δ. Rounding may
+# change the outputs by up to this multiple of δ.
 NOISE_FACTOR = 64.0
 CAST_NOISE_FACTOR = 2.0  # used instead of NOISE_FACTOR under casts
 NOISE_REPEATS = 4  # number of repeated calls, which detect hidden randomness
@@ -126,8 +126,8 @@ class Replayed:
     def fingerprint_like(
         self, signed: Float[Tensor, "example row"]
     ) -> Float[Tensor, "example row"] | None:
-        """Return the fingerprint of the outputs, or None if it does not have the shape of
-        `signed`."""
+        """Return the fingerprint of the outputs, or None if the fingerprint does not
+        have the shape of `signed`."""
         if len(self.outputs) != len(signed):
             return None
         if self.joined:
@@ -143,8 +143,8 @@ class Replayed:
         return fingerprint(self.outputs.reshape(*signed.shape, -1))
 
     def noise(self, eps: float) -> float:
-        """Return a bound on the rounding error of the outputs: a multiple of their
-        change if weights and inputs receive relative noise.
+        """Return a bound on the rounding error of the outputs. The bound is a multiple
+        of the change that relative noise in weights and inputs causes.
 
         Return 0 if the function has hidden randomness. Under casts, the multiple is
         smaller, because a replay with the same kernels rounds in the same way."""
@@ -186,7 +186,8 @@ class OutputsAtEnds:
         measured: bool = False,
     ) -> None:
         """Raise unless a replay returns the outputs of the user's model, at the start
-        and at the end of the loop. Skip the end if it has no recorded fingerprint.
+        and at the end of the loop. Skip the end if no fingerprint was recorded after
+        the last step.
 
         Args:
             began: replays at the start of the loop,

@@ -1,8 +1,8 @@
-"""Proof (a) of the first step, directly after this step. A loop that cannot be
-explained fails early.
+"""Proof (a) of the first step. It runs directly after this step, so that a loop that
+cannot be explained fails early.
 
 If several processes train together, each process records only its own calls. In this
-case the attribution does the check."""
+case the proof runs later, in the attribution."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from ntkexp.shapes import Inputs
 
 @dataclass(frozen=True)
 class FirstStepProof:
-    """Compares the gradient of the first step with the recorded model calls."""
+    """A comparison of the first step's gradient with the recorded model calls."""
 
     called: CalledModule
     queries: Inputs
@@ -56,9 +56,10 @@ class FirstStepProof:
         self.called.twins.clear()
 
     def refuse_other_axes(self, call: ModelCall) -> None:
-        """Raise if queries probably lack the batch axis: queries and inputs of the loop
-        differ in their number of axes, and so do the outputs per example."""
-        # the inputs of `trace.losses` need not be those of the model
+        """Raise if queries probably lack the batch axis. This is the case if they have
+        another number of axes than the inputs of the loop, and the model returns
+        another number of outputs for each."""
+        # do not compare inputs of `trace.losses`, which need not be inputs of the model
         if call.losses is not None:
             return
         ours = axes_of(self.queries)

@@ -95,8 +95,8 @@ def follow(
         queries: inputs at which the model's outputs are attributed, or a DataLoader
             that yields them in batches. The model is evaluated at the queries when
             following begins and ends, in evaluation mode, without autocast.
-        output: the name or index of the tensor to explain, or a list of them, if the
-            model returns several. The loss may use any of them.
+        output: if the model returns several tensors, the name or index of the tensor to
+            explain, or a list of these. The loss may use all tensors.
         measure: a function (outputs, call) of the outputs at the queries, whose values
             are explained instead of the outputs, such as a loss, a log-probability or a
             margin. It returns one value for each query, several values, or a dict of
@@ -119,8 +119,8 @@ def follow(
         by: components by which contributions are split: 'module', 'parameter', or a
             dict of names to patterns of parameters.
         memory_gb: the memory for stored steps, and for attribution.
-        batch_norm: how gradients pass through BatchNorm in training mode,
-            as in `attribute`.
+        batch_norm: 'exact' differentiates the batch mean and variance of BatchNorm in
+            training mode, 'constant' holds them constant.
         rules: rules for optimizers other than PyTorch's
             (`ntkexp.AbstractOptimizerRule`). Every step is compared with its rule.
         steps: the steps to explain: an integer n for the last n, or indices from 0,
@@ -175,7 +175,7 @@ def follow(
     options.refuse_unusable()
     refuse_followed(optimizers)
 
-    # replays run on a copy of the model, which is also evaluated at the queries
+    # replays and the queries use a copy of the model
     known = [known_optimizer(each, rules) for each in optimizers]
     inner = unwrapped_model(model)
     updated = {name for name, _ in ParameterGroups(inner, optimizers)}
@@ -291,8 +291,8 @@ def evaluated_at_ends(trace: Trace, model: nn.Module, watch: Watch) -> Iterator[
     yield
     watch.steps.catch_up()
 
-    # f_T. If tensors were changed after the last step, use the values before that
-    # change, because no step explains it.
+    # f_T. Do not record it if tensors were changed after the last step, because no step
+    # explains that change.
     last = {
         **named_tensors(trace.module),
         **watch.loop.latest.weights,
@@ -324,8 +324,8 @@ def choose_store(
 ) -> AbstractStore:
     """Return a store in memory or in a folder.
 
-    A loop that runs again for `again=` stores its weights at both ends. If
-    `altered.folder` names a folder, it stores its steps there."""
+    If the loop runs again for `again=`, store all steps in `altered.folder`. Without
+    this folder, store only the weights at both ends."""
     options = setup.options
     loop = setup.loop
     refuse_processes(options, setup.processes, setup.altered)
@@ -354,8 +354,8 @@ def choose_store(
 def refuse_processes(
     options: FollowOptions, processes: Processes, altered: AlteredLoop | None
 ) -> None:
-    """Raise if several processes train together without a shared folder,
-    or in a loop that runs again."""
+    """Raise if several processes train together, and the loop runs again or `to=` names
+    no folder for them."""
     if processes.world == 1:
         return
     if altered is not None:
@@ -374,8 +374,8 @@ def refuse_processes(
 
 
 def disk_store(path: Path | str, setup: FollowSetup) -> DiskStore:
-    """Return a store in a folder. If the folder already holds a trace, continue it, but
-    only if both loops have the same config."""
+    """Return a store in a folder. If the folder already holds a trace, the store
+    continues it, or raises if the trace has another config."""
     loop = setup.loop
     called = setup.called
     options = setup.options
@@ -413,10 +413,10 @@ def disk_store(path: Path | str, setup: FollowSetup) -> DiskStore:
 
 
 class FollowSession:
-    """Follows a loop that a library runs, from `begin` to `end`,
-    with the options of `follow`.
+    """A session of `follow` for a loop that a library runs. It lasts from `begin` to
+    `end`.
 
-    The names of the options are checked before training begins.
+    `options` are the arguments of `follow`. Their names are checked immediately.
 
     >>> FollowSession(queries=torch.eye(2), question=1)
     Traceback (most recent call last):

@@ -114,7 +114,7 @@ def adam_states(steps: AbstractSteps, flat: FlatWeights) -> AdamStates | None:
             if "betas" in step.settings[name]:
                 # If this step carries no momentum over from the previous step although
                 # β₁ > 0, the loop has created a new optimizer here. Drop the moments of
-                # the earlier one.
+                # the earlier optimizer.
                 if (
                     step.settings[name]["betas"][0]
                     and not step.linear[name].momentum_decay
@@ -164,9 +164,9 @@ def empty_rows(steps: int, flat: FlatWeights, like: Tensor) -> NDArray[Any]:
 # --- Is the loss of a call a mean over its examples?
 #
 # Let mᵢ be the count of example i in the mean: 1, its class weight, or its number of
-# tokens. Without example i, a mean divides by Σm − mᵢ instead of Σm, so leave-out effects
-# need the counts. The trace does not contain them. It shows only the loss factor κ of
-# each call, with ∂L/∂fᵢ = κ ∂ℓᵢ/∂fᵢ. In a mean, κ = 1/Σm.
+# tokens. Without example i, a mean divides by Σm − mᵢ instead of Σm, so leave-out
+# effects need the counts. The trace does not contain the counts. It shows only the loss
+# factor κ of each call, with ∂L/∂fᵢ = κ ∂ℓᵢ/∂fᵢ. In a mean, κ = 1/Σm.
 #
 # The loss is accepted as a mean if κ Σm is the same at every call, up to the scale of a
 # GradScaler. If `loss=` does not return m, three kinds of count are tried: each example
@@ -174,7 +174,7 @@ def empty_rows(steps: int, flat: FlatWeights, like: Tensor) -> NDArray[Any]:
 # ("targets").
 
 
-# `is_plain` accepts κ Σm if it is an integer, or the inverse of one, up to this number
+# `is_plain` accepts κ Σm if it is an integer up to this number, or the inverse of one
 MAX_WHOLE_NUMBER = 1000
 COUNTS = (
     "let loss= also return the weight of each example in the loop's mean: 'return "
@@ -203,8 +203,8 @@ def consumed_share(
 
 @dataclass
 class MeanCheck:
-    """Checks call after call if the loss is a mean over the examples of a call. See the
-    comment above."""
+    """A check that the loss of every call is a mean over its examples. See the comment
+    above."""
 
     first: tuple[int, CallShare] | None = None  # step and share of the first call
     # κ Σm by kind of count m, for the kinds with the same κ Σm at all calls so far
@@ -224,8 +224,10 @@ class MeanCheck:
                 self.compare(step, share, agreed)
 
     def agreed(self, step: int, share: CallShare) -> dict[str, float]:
-        """Return κ Σm of a call for each kind of count m for which it is the same as in
-        earlier calls."""
+        """Compute κ Σm of a call for each kind of count m. Return the values that are
+        equal to κ Σm of earlier calls, up to a power of two.
+
+        Raise if m = 1 explains the loss, and the counts that the user gave do not."""
         assert self.first is not None
         means = means_of(share)
         tolerance = share.tolerance + self.first[1].tolerance
@@ -308,7 +310,7 @@ def refuse_sum(step: int, one: CallShare, other: CallShare) -> None:
 
 
 def same_scale(one: float, other: float, tolerance: float) -> bool:
-    """True if two means are equal up to a power of two.
+    """Return True if two values of κ Σm are equal up to a power of two.
 
     >>> same_scale(1.0, 4.0, 1e-9), same_scale(1.0, 3.0, 1e-9)
     (True, False)
@@ -317,11 +319,12 @@ def same_scale(one: float, other: float, tolerance: float) -> bool:
 
 
 def is_plain(mean: float, tolerance: float) -> bool:
-    """True if `mean` = κ Σm is an integer or the inverse of an integer, times a power
-    of two.
+    """Return True if `mean` = κ Σm is an integer or the inverse of an integer, times a
+    power of two.
 
-    In a mean over the examples of one call, κ Σm = 1. The integer allows a sum or mean
-    over several calls or outputs, and the power of two the scale of a GradScaler.
+    In a mean over the examples of one call, κ Σm = 1. A sum or mean over several calls
+    or outputs multiplies or divides κ Σm by an integer. A GradScaler multiplies κ Σm by
+    a power of two.
 
     >>> is_plain(1 / 12, 1e-9), is_plain(-5.0, 1e-9), is_plain(24 / 37.1, 1e-9)
     (True, True, False)
@@ -338,14 +341,14 @@ def is_plain(mean: float, tolerance: float) -> bool:
 #
 # The optimizer used c g, where one factor c multiplies the gradient g of all
 # parameters. If c is a power of two, it is the scale of a GradScaler. Any other c < 1
-# is clipping to the norm k = c(‖g‖ + 1e-6), which must be the same at every step. If
-# several processes trained together, g is the mean of their gradients.
+# comes from clipping to the norm c(‖g‖ + 1e-6), which must be the same at every clipped
+# step. If several processes trained together, g is the mean of their gradients.
 
 
 # relative rounding error of a gradient that is summed in another order, in units of eps
 SUM_ORDER_EPS = 1e4
-# If terms of g cancel, rounding may change a factor c that would be a power of two. This
-# error is measured if the relative distance of c from a power of two is at most this.
+# If terms of g cancel, rounding may move the factor c away from a power of two. If the
+# relative distance of c from a power of two is at most this, its error is measured.
 NEAR_POWER = 0.01
 # relative tolerance for comparing the clipping norms of two steps, in float32
 SAME_NORM = 1e-3
@@ -429,8 +432,8 @@ class FollowedTraining(AbstractTrajectory):
     def batch(
         self, step: FollowedStep, call: ModelCall
     ) -> tuple[TakenBatch, CallShare]:
-        """Return the examples of a call with their losses, and the factor κ between
-        these losses and the loss of the loop."""
+        """Return the examples of a call with their losses, and the call's share of the
+        loop's loss, which contains the factor κ."""
         if call.weights is not None:
             raise Mistake(
                 f"step {step.index}: it used gradients at weights that the loop had "
@@ -478,8 +481,8 @@ class FollowedTraining(AbstractTrajectory):
         return batch, share
 
     def update(self, step: FollowedStep, name: str) -> Update:
-        """Return the linear step of a parameter, and
-        its denominator if Adam updates it."""
+        """Return the linear step of a parameter. Include Adam's denominator if Adam
+        updates the parameter."""
         linear, denominator = step.of(name), None
         if self.memory is not None:
             denominator = self.memory.denominator(step, name)
@@ -536,9 +539,11 @@ class FollowedTraining(AbstractTrajectory):
         """Return the factor c between the replayed gradient g and the gradient that the
         optimizer used, and the relative rounding error of c.
 
-        The error is a few eps. If this does not explain the distance between the two
-        gradients, or the distance between c and a power of two nearby, terms of g may
-        cancel. Then add the measured rounding error of g (see `cancelled`):
+        The error is `SUM_ORDER_EPS` eps. If it does not explain the distance between
+        the two gradients, or the distance between c and a power of two nearby, terms of
+        g may cancel. In this case, add the measured rounding error of g (see
+        `cancelled`).
+
         `replayed(m)` returns the gradient of m times the loss."""
         factor, missed = factor_between(g, consumed)
         rounding = SUM_ORDER_EPS * torch.finfo(self.end.dtype).eps
@@ -578,7 +583,8 @@ class FollowedTraining(AbstractTrajectory):
 
 
 def is_power_of_two(factor: float, rounding: float) -> bool:
-    """True if a factor is 0 or a power of two, up to the relative error `rounding`.
+    """Return True if a factor is 0 or a power of two, up to the relative error
+    `rounding`.
 
     >>> is_power_of_two(2.0**-10, 1e-9), is_power_of_two(1.0, 1e-9), is_power_of_two(0.3, 1e-9)
     (True, True, False)

@@ -1,5 +1,5 @@
-"""Examples and queries for display in reports. Each is shown as one input tensor, or as
-its decoded text."""
+"""Examples and queries for display in reports. Each is shown as a row of one input
+tensor, or as decoded text."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ class Gallery:
                 self.free_bytes -= row.nbytes
 
     def of(self, names: Sequence[str]) -> NDArray[Any]:
-        """Return the stored rows of some examples. Return
-        empty rows if any is missing."""
+        """Return the stored rows of some examples. Return empty rows if any is missing,
+        or if `free_bytes` is used up."""
         rows = [self.rows[name] for name in names if name in self.rows]
         if len(rows) < len(names) or self.free_bytes <= 0:
             return np.zeros((len(names), 0))
@@ -129,7 +129,7 @@ class ShownExamples:
     """The queries and examples that a notebook shows,
     by axis ("query" or "example") and index.
 
-    Each has a name, a row, and its decoded text. It is formatted when it is shown.
+    Each entry of `known` holds a name, an input row, and its decoded text, if any.
     """
 
     known: Mapping[tuple[str, int], tuple[str, NDArray[Any], str | None]]
