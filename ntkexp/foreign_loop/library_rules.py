@@ -318,9 +318,8 @@ class ScheduleFreeRule(AbstractLibraryRule):
         y ← (1 − c)y + cz + η(β(1 − c) − 1)u,   z ← z − ηu,   u = (g + λny)/n
 
     η is the learning rate with warmup, and c is the weight of this step in the average
-    x of z. n = 1
-    for SGD, and n = √v/ρ + ε with ρ = √(1 − β₂ᵗ) for AdamW. Let m = y − z, which is 0 before the
-    first step. In terms of y and m,
+    x of z. n = 1 for SGD, and n = √v/ρ + ε with ρ = √(1 − β₂ᵗ) for AdamW. Let m = y −
+    z, which is 0 before the first step. In terms of y and m,
 
         m ← (1 − c)m + (1 − c)βη/n p,   y ← y − c/(1 − c) m − η(1 − β)/n p,   p = g + λny
 

@@ -176,8 +176,8 @@ def write_metrics(folder: RunFolder, attribution: xr.Dataset) -> None:
 
 
 def write_outputs(folder: RunFolder, attribution: xr.Dataset) -> None:
-    """Write the outputs at the queries, and the distance of the sum
-    of the parts from f_T."""
+    """Write the outputs f_0 and f_T at the queries, and the distance between f_T and
+    f_0 + Σ contributions + decay."""
     start = attribution["start"].to_numpy()
     end = start + attribution["change"].to_numpy()
     total = attribution["contribution"].to_numpy().sum(2)
