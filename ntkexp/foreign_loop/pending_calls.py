@@ -71,7 +71,7 @@ class PendingCalls:
         In a loop that runs again, return the gradient times the weights of the
         examples (`counts`: their weights in the mean, see `user_loss`). Otherwise
         return None, which leaves the gradient unchanged."""
-        # It is None if f is one part of a split tensor, and the loss uses only others.
+        # It is None if f is a part of a split tensor, and the loss uses other parts.
         if gradient is None:
             return None
         backward = self.begin_backward(call)

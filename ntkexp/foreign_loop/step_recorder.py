@@ -278,8 +278,8 @@ class StepRecorder:
         """If another optimizer moved this parameter before, forget the momentum of that
         optimizer.
 
-        Raise if `optimizer` moved the parameter even earlier and has a momentum of it
-        (`remembers`), because this momentum is from before the other's steps."""
+        Raise if `optimizer` moved the parameter even earlier and has a momentum for it
+        (`remembers`): this momentum is from before the steps of the other optimizer."""
         key = (id(optimizer), name)
         times = self.times_moved.get(key, 0)
         self.times_moved[key] = times + 1
