@@ -21,7 +21,7 @@ from ntkexp.foreign_loop.torch_rules import AbstractTorchRule, Entries
 from ntkexp.mistake import Mistake
 from ntkexp.optimizer.base import LinearStep
 
-LEAST_CAUTION = 1e-3  # `caution` divides a mask by at least this number, as in timm
+LEAST_CAUTION = 1e-3  # smallest divisor of the mask in `caution`, as in timm
 
 
 class AbstractLibraryRule(AbstractTorchRule):

@@ -172,7 +172,6 @@ class LoopSums:
     by_position: LoopPositions | None
 
     def add(self, step: StepSummands) -> None:
-        """Add one step."""
         if self.halves is not None:
             self.halves.add_rows(step.index, step.rows, step.terms.contributions)
         self.totals.add(step.index, step.rows, step.terms, step.statistics + step.jumps)

@@ -383,7 +383,6 @@ class CalledModule:
 
     @cached_property
     def parameters(self) -> dict[str, nn.Parameter]:
-        """The parameters of the module by name."""
         return dict(self.module.named_parameters())
 
     @cached_property

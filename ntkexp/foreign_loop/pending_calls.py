@@ -43,7 +43,6 @@ class PendingCalls:
         return any(call.at == step and call.has_gradient for call in self.calls)
 
     def clear(self) -> None:
-        """Forget all calls."""
         self.calls = []
         self.consumed_calls = []
         self.consumed_tensors = []

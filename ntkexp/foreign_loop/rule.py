@@ -368,15 +368,15 @@ LONG_SUM_DIVISOR = 4  # the rounding error of a long sum is √length/4 eps
 
 
 PendingProof: TypeAlias = Generator[dict[str, Tensor], dict[str, Numbers], float]
-"""A generator that checks one parameter in one step. It yields the tensors of
-signatures that it needs by name, receives their values, and finally returns the
-relative error."""
+"""A generator that checks one parameter in one step. It yields signatures on the
+device, by name, receives them in host memory, and finally returns the relative
+error."""
 
 
 @dataclass(frozen=True)
 class StepClaim:
-    """The linear step of one parameter according to the rule, which the proof compares
-    with the optimizer's step."""
+    """The linear step of one parameter by the rule. The proof compares this step with
+    the optimizer's step."""
 
     where: str  # parameter and step, for the error message
     name: str
@@ -387,7 +387,7 @@ class StepClaim:
     @property
     def rounding(self) -> float:
         """The bound on the rounding error of the parameter's signature after the step.
-        It is relative to the sum of the norms of all terms of the update."""
+        The bound is relative to the sum of the norms of all terms of the update."""
         weight = self.step_input.weight
         length = min(weight.numel() / SIGNATURE_PARTS, MAX_SUMMED)
         eps: float = torch.finfo(weight.dtype).eps

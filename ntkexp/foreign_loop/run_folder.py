@@ -272,7 +272,7 @@ def shares_of_components(attribution: xr.Dataset) -> ByComponent | None:
 
 
 def identity_of(files: TraceFolder) -> str:
-    """Return a digest of config.json, the start of the loop, and its steps so far."""
+    """Return a digest of config.json, start.bin and steps.log."""
     sealing = Sealing("trace")
     sealing.update((files.folder.path / CONFIG).read_bytes())
     for file in (files.path / START, files.shard / "steps.log"):

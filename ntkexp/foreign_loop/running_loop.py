@@ -92,8 +92,8 @@ class RunningLoop:
 
         SAM moves weights after its first gradient, computes a second gradient, and
         moves them back. `StepRecorder` raises if they are not moved back. Calls at the
-        same weights share one copy. If `closely`, compare all weights, else only those
-        whose write count has changed."""
+        same weights share one copy. If `closely`, compare all weights. Else compare
+        only weights whose number of writes has changed."""
         step = self.store.count
         changed = self.latest.changed(step, self.parameters, closely=closely)
         if not changed:

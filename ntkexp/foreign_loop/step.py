@@ -141,8 +141,8 @@ class AbstractSteps(ABC):
 
     def statistics(self, index: int) -> Weights:
         """Return BatchNorm's running statistics before step `index`. If `index` is
-        `len(self)`, return those at the end. Return {} if no call
-        updates running statistics."""
+        `len(self)`, return the statistics at the end. Return {} if no call updates
+        running statistics."""
         return {}
 
     @abstractmethod

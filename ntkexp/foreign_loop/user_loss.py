@@ -164,8 +164,8 @@ class CountedTargets(TorchFunctionMode):
     def whole(self) -> float | None:
         """The sum of all target weights.
 
-        It is NaN if examples have different weights, and None
-        if no loss function was called."""
+        The sum is NaN if examples have different weights, and None if no loss function
+        was called."""
         if not self.counts:
             return None
         counts = sum(self.counts[1:], self.counts[0])
@@ -288,7 +288,7 @@ def cancelled(gradient: Callable[[float], Tensor]) -> float:
 
 @dataclass(frozen=True)
 class Weighing:
-    """Weights w of some examples by name. All others have weight 1.
+    """Weights w of some examples by name. All other examples have weight 1.
 
     >>> Weighing({"a": 0.0}).factors(["a", "b", "c", "b"]).tolist()
     [0.0, 1.3333333333333333, 1.3333333333333333, 1.3333333333333333]

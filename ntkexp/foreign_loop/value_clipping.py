@@ -87,8 +87,8 @@ class GradientFactors:
     """The factors between the gradient g of the recorded examples and the gradient that
     the optimizer used, c e ⊙ g.
 
-    Each parameter has a factor c. If it was clipped by value, each of its elements has
-    another factor e."""
+    Each parameter has a factor c. The elements of a parameter that was clipped by value
+    also have factors e."""
 
     factors: Mapping[str, float]  # c of each parameter
     # relative distance of c e ⊙ g from the gradient that the optimizer used
@@ -233,13 +233,13 @@ def distance_of(ours: Weights, theirs: Weights) -> float:
 #
 # If the set of clipped elements is known, this equation is linear in s and b. Each
 # iteration of Newton's method solves it by least squares, and then recomputes κ and the
-# set. It begins at the best κ among powers of two times the largest element.
+# set. The method begins at the best κ among powers of two times the largest element.
 
 
 @dataclass
 class ClipSearch:
-    """A search for the scale and the bound. Clipping with them must reproduce the
-    recorded signatures."""
+    """A search for the scale and the bound of a clipping that reproduces the recorded
+    signatures."""
 
     gradient: Weights  # gradient g of the recorded examples
     recorded: Weights  # signatures of the gradient that the optimizer used

@@ -147,5 +147,4 @@ def states_at_end(checkpoint: Mapping[str, Any]) -> Any:
 
 
 def cloned(weights: Mapping[str, Tensor]) -> Weights:
-    """Copy weights or gradients."""
     return {name: weight.clone() for name, weight in weights.items()}

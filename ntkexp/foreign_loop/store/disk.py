@@ -72,8 +72,7 @@ LOG = logging.getLogger("ntkexp.follow")
 SAME_WEIGHTS_EPS = 16
 
 
-# --- A resumed loop continues the trace. It continues at the position where the stored
-# weights equal the weights of the loop.
+# --- A resumed loop continues the trace where the stored weights equal its own weights.
 
 
 @dataclass(frozen=True)
@@ -679,8 +678,8 @@ def moved_leaf(device: torch.device, tensor: Tensor) -> Tensor:
 def statistics_on(
     content: Mapping[str, Any], device: torch.device
 ) -> tuple[Weights, Weights] | None:
-    """Return the running statistics before and after a stored call,
-    on a device, or None."""
+    """Return the running statistics before and after a stored call, on a device. Return
+    None if the call has stored none."""
     stored = content.get("statistics")
     if stored is None:
         return None

@@ -220,8 +220,8 @@ All other containers become lists."""
 
 
 def written(content: object) -> list[bytes | memoryview]:
-    """Return content as a list of bytes. CPU tensors are not copied: their bytes share
-    their memory.
+    """Return content as a list of bytes. CPU tensors are not copied: the bytes share the
+    memory of the tensors.
 
     >>> content = read(b"".join(written({"x": torch.ones(2), "more": (1, None, "text")})))
     >>> content["x"].tolist(), content["more"]
@@ -286,8 +286,8 @@ def weights_digest(weights: Weights) -> str:
 
 
 def read(content: bytes | memoryview) -> Any:
-    """Return the content that some bytes store. Its tensors share memory with the
-    bytes, so do not write to them."""
+    """Return the content that some bytes store. Do not write to its tensors, because
+    they share memory with the bytes."""
     view = memoryview(content)
     # torch would warn that the memory is read-only
     view = memoryview(bytearray(view)) if view.readonly else view

@@ -333,9 +333,9 @@ class ReplayedLoop:
     # --- Comparison with the loop
 
     def meet(self, step: int, then: Any) -> float:
-        """Compare the replayed weights and momenta with those of the checkpoint `then`,
-        and return the relative distance of the weights. Raise if the distance is larger
-        than rounding."""
+        """Compare the replayed weights and momenta with the checkpoint `then`. Return
+        the relative distance of the weights. Raise if a distance is larger than
+        rounding."""
         error = distance(self.weights, then["weights"])
         self.refuse_astray(step, error, then["weights"])
         for known, here, there in zip(
@@ -450,8 +450,8 @@ class ReplayedSteps(AbstractSteps):
     same_kernels: bool = False
     # indices of the steps that get `remembered`, the momentum before the step
     begins: frozenset[int] = frozenset()
-    # The replayed segment in memory; at most one. Its key is the range of its events:
-    # the first, and the one after the last.
+    # The replayed segment in memory (at most one). Its key is the index of its first
+    # event, and the index after its last event.
     segments: dict[tuple[int, int], Segment] = field(default_factory=dict)
     signatures: Signatures = field(default_factory=Signatures)
     # clipping by value in the steps so far
