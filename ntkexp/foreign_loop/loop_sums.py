@@ -292,9 +292,9 @@ class StepMemory:
         # one parameter of the adjoint, multiplied by factors of its elements
         numbers += outputs * max(self.sizes)
         numbers += min(piece, rows * self.parameters)
-        # If a forward pass uses a weight several times, the secant Jacobian may hold the
-        # rows of this weight (`Jacobian.with_sums_over_uses`). Count the rows of every
-        # weight, if they are small enough to be held.
+        # If a forward pass uses a weight several times, the secant Jacobian may hold
+        # the rows of this weight (`Jacobian.with_sums_over_uses`). Count the rows of
+        # every weight, if they are small enough to be held.
         number_bytes = self.tape.outputs.element_size()
         for size in self.sizes:
             if outputs * size * number_bytes <= PIECE_BYTES:

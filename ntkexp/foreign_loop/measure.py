@@ -216,7 +216,7 @@ class MeasuredQueries:
         def scaled_measure(weights: Weights, inputs: Inputs) -> Tensor:
             assert isinstance(inputs, tuple)
             fixed_outputs, fixed_queries = inputs
-            return self.values(fixed_outputs * weights["one"], fixed_queries)  # type: ignore[operator,arg-type]  # not typed
+            return self.values(fixed_outputs * weights["one"], fixed_queries)  # type: ignore[operator,arg-type]
 
         reader = Reader(scaled_measure, frozenset({"one"}), whole_batch=True)
         return reader, reader.record({"one": outputs.new_ones(())}, (outputs, queries))

@@ -11,7 +11,7 @@ precision of the trained weights.
 
 Two other methods compute under the casts of the loop. `CalledModule.gradient` replays
 the gradient of calls, which proof (a) compares with the gradient that the optimizer
-used. `CalledModule.as_evaluated` repeats the outputs of the user's model at the queries.
+used. `CalledModule.as_evaluated` repeats the user model's outputs at the queries.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ class FrozenTensors:
 
     model: nn.Module
     copy: nn.Module  # copy of the model from the start
-    # each tensor of the model, and its `_version` (number of writes) at the latest check
+    # each tensor of the model, and its `_version` (count of writes) at the last check
     checked: dict[str, tuple[Tensor, int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -5,8 +5,8 @@ the mean over the batch, gradient accumulation and the loss scale, so the loss f
 itself need not be known.
 
 A call is pending from its backward pass until a step has used its gradient. If the loop
-discards the gradient before this step, by `zero_grad` or by new `grad` tensors, the call
-is dropped."""
+discards the gradient before this step, by `zero_grad` or by new `grad` tensors, the
+call is dropped."""
 
 from __future__ import annotations
 

@@ -507,8 +507,8 @@ class RuleProof:
         momentum = gained + (0.0 if known is None else step.momentum_decay * known)
         made = step.momentum_decay * self.made.get(name, 0.0) + size(gained)
 
-        # `left` = (1 − d)σ(θ₋) − σ(θ) − σ(r) − Nσ(p), the part of the step that momentum
-        # must explain. `terms` is the sum of the norms of these terms.
+        # `left` = (1 − d)σ(θ₋) − σ(θ) − σ(r) − Nσ(p), the part of the step that
+        # momentum must explain. `terms` is the sum of the norms of these terms.
         left = (1 - float(step.decoupled_decay)) * before - after
         terms = size(before) + size_after
         if "residual" in read:

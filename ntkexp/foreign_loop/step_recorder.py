@@ -2,7 +2,7 @@
 and run proof (b).
 
     `on_begin`  compares the weights, bit by bit, with the weights after the latest step. (If the
-                loop has moved weights and moved them back, they may differ by rounding.)
+                loop moved weights and moved them back, they may differ by rounding.)
     `on_end`    reads the gradient g that the optimizer used. From the optimizer's settings and
                 state, it computes the linear step of each parameter:
                     p = g + λθ        m ← βm + α ⊙ p        θ ← (1 − d)θ − S ⊙ m − N ⊙ p

@@ -220,8 +220,8 @@ All other containers become lists."""
 
 
 def written(content: object) -> list[bytes | memoryview]:
-    """Return content as a list of bytes. CPU tensors are not copied: the bytes share the
-    memory of the tensors.
+    """Return content as a list of bytes. CPU tensors are not copied: the bytes share
+    the memory of the tensors.
 
     >>> content = read(b"".join(written({"x": torch.ones(2), "more": (1, None, "text")})))
     >>> content["x"].tolist(), content["more"]
@@ -353,7 +353,7 @@ class ExampleLog:
 
     @cached_property
     def places(self) -> dict[str, tuple[int, int]]:
-        """The position (entry, row) of each example in the log, by the example's key."""
+        """The position (entry, row) of each example in the log, by its key."""
         return {
             key: (entry, row)
             for entry, content in enumerate(self.entries)

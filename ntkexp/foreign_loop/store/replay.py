@@ -174,8 +174,8 @@ class ReplayedLoop:
     def gradient(
         self, event: Event, calls: Sequence[ModelCall], start: Weights
     ) -> tuple[Weights, bool]:
-        """Return the gradient that the optimizer used. Also return True if proof (a) can
-        use this gradient as the gradient of the calls.
+        """Return the gradient that the optimizer used. Also return True if proof (a)
+        can use this gradient as the gradient of the calls.
 
         The event stores the gradients of some parameters. Recompute the gradients of
         the other parameters from the calls, and multiply each by a factor. The recorded
@@ -606,8 +606,8 @@ class ReplayedSteps(AbstractSteps):
             self.signatures,
             clips=self.clips,
         )
-        # If there is only one event between two checkpoints, the weights after the event
-        # are read, not replayed.
+        # If there is only one event between two checkpoints, the weights after the
+        # event are read, not replayed.
         is_single = (
             stop - begin == 1 and then is not None and states_at_end(then) is not None
         )

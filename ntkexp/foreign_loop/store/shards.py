@@ -1,8 +1,8 @@
 """Processes that train together (distributed data parallel).
 
 Only the first process makes decisions, for example where a trace continues. The other
-processes read its decisions. Each process stores a part of the trace (a shard). When the
-trace is read, the shards are merged."""
+processes read its decisions. Each process stores a part of the trace (a shard). When
+the trace is read, the shards are merged."""
 
 from __future__ import annotations
 
