@@ -2,12 +2,13 @@
 
 `copy.deepcopy`, `pickle`, `torch.save` and new processes copy a module together with
 its hooks. But a copy is not part of the followed loop, and a program without this
-package may load it. So `FollowHook` works only on the followed object and its shallow
-copies:
+package may load the copy. So `FollowHook` works only on the followed object and its
+shallow copies:
 
     the same object, in this process     the hook works
     a shallow copy (`copy.copy`)         the hook works, because parameters are shared
-    a replica, a forked process          the hook detects the copy, and does nothing
+    a replica of DataParallel            the hook detects the replica, and does nothing
+    a forked process                     the hook detects the fork, and does nothing
     a deep copy, a pickle, a file        the hook is replaced by a function that does nothing
 """
 
@@ -29,7 +30,8 @@ FOLLOWING: WeakSet[FollowHook] = WeakSet()
 
 
 class FollowHook:
-    """A hook on the module or optimizer `owner`. When torch calls it, it calls `react`.
+    """A hook on the module or optimizer `owner`. It calls `react` if torch calls the
+    hook on the owner, and does nothing on copies of the owner.
 
     >>> from copy import deepcopy
     >>> net, events = torch.nn.Linear(1, 1), []
@@ -54,7 +56,7 @@ class FollowHook:
 
     def follows(self, owner: object) -> bool:
         """Return True for the owner of the hook,
-        and for a module that shares its parameters."""
+        and for a module that shares the owner's parameters."""
         if owner is self.owner:
             return True
         if not isinstance(owner, nn.Module) or not isinstance(self.owner, nn.Module):

@@ -1,5 +1,5 @@
-"""Transfers from a device to the CPU. Each transfer synchronizes, so small tensors are
-concatenated and copied at once.
+"""Transfers from a device to the CPU. Each transfer waits for the device, so small
+tensors are concatenated and copied at once.
 
 >>> read_numbers([torch.tensor(1.0), torch.tensor(2)])
 [1.0, 2.0]
@@ -13,8 +13,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-# number of elements; a larger tensor is not concatenated, because that would double its
-# memory
+# Tensors with more elements than this are copied alone, because concatenating them
+# would double their memory.
 MAX_JOINED_NUMBERS = 2**16
 
 

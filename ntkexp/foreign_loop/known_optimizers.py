@@ -1,9 +1,10 @@
-"""The rule of an optimizer: the user's rule,
-or the rule of PyTorch's or another library's class.
+"""The rule of an optimizer, which computes its linear steps (`rule`): a rule of the
+user, or the rule for a class of PyTorch or another library.
 
-Without a rule of the user, an optimizer has the rule of its class, or of the first base
-class with a rule. If a subclass computes other steps than its base class, the proof of
-its first step (`rule.RuleProof`) raises an error."""
+An optimizer has the rule of its class, or of the first base class that has a rule. If a
+class has a rule of the user and another rule, the user's rule is used. If a subclass
+computes other steps than its base class, the proof of its first step (`rule.RuleProof`)
+raises an error."""
 
 from __future__ import annotations
 
@@ -39,8 +40,9 @@ class KnownOptimizer:
 
     @property
     def name(self) -> str:
-        """The name that a trace stores. It includes the rule's name for a rule of the
-        user, and the module of the class for a rule of another library.
+        """The name that a trace stores: the name of the class. If the rule is the
+        user's, the rule's name is added. For a class of another library, the module is
+        added.
 
         >>> KnownOptimizer(TORCH_RULES[0], torch.optim.SGD).name
         'SGD'
@@ -53,7 +55,7 @@ class KnownOptimizer:
 
     @cached_property
     def required_arguments(self) -> list[str]:
-        """The arguments of the optimizer's constructor without a default."""
+        """The arguments of the constructor that have no default."""
         parameters = signature(self.kind).parameters.items()
         return [name for name, each in parameters if each.default is each.empty]
 
@@ -61,8 +63,8 @@ class KnownOptimizer:
         """Construct an optimizer with these parameter groups.
 
         Required arguments of the constructor get their values from the first group.
-        Some optimizers read settings that all groups share from
-        `defaults`, so these are set too."""
+        Some optimizers read settings from `defaults` instead of the groups, so
+        `defaults` gets the values of the first group too."""
         shared = groups[0]
         _, *needed = self.required_arguments
         optimizer = self.kind(

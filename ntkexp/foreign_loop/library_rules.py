@@ -21,7 +21,7 @@ from ntkexp.foreign_loop.torch_rules import AbstractTorchRule, Entries
 from ntkexp.mistake import Mistake
 from ntkexp.optimizer.base import LinearStep
 
-LEAST_CAUTION = 1e-3  # smallest mean of the mask of a cautious optimizer, as in timm
+LEAST_CAUTION = 1e-3  # smallest divisor of the mask in `caution`, as in timm
 
 
 class AbstractLibraryRule(AbstractTorchRule):
@@ -35,13 +35,13 @@ class LionRule(AbstractLibraryRule):
     """Lion: θ ← (1 − ηλ)θ − η sign(c), with c = β₁m₋ + (1 − β₁)g
     and m ← β₂m₋ + (1 − β₂)g.
 
-    Here m₋ is the momentum before the step, and m after it. Inserting m₋ = (m − (1 −
-    β₂)g)/β₂ gives c = a m + b g. So S = aη/|c| and N = bη/|c|, and both are 0 where c =
-    0:
+    m₋ is the momentum before the step, and m the momentum after it. Inserting m₋ =
+    (m − (1 − β₂)g)/β₂ gives c = a m + b g. So S = aη/|c| and N = bη/|c|. Both are 0
+    where c = 0:
 
         a = β₁/β₂,   b = (1 − β₁) − a(1 − β₂),   β = β₂,   α = 1 − β₂
 
-    A cautious optimizer multiplies S and N by its mask.
+    With the setting `caution`, S and N are multiplied by a mask (see `caution`).
     """
 
     class_names = ("Lion",)
@@ -85,7 +85,8 @@ class LionRule(AbstractLibraryRule):
 class SignSGDRule(AbstractLibraryRule):
     """signSGD, or Signum with momentum: θ ← (1 − ηλ)θ − η sign(m).
 
-    S = η/|m|, and 0 where m = 0. With momentum μ, β = μ and α = 1 − μ. Else m = g.
+    S = η/|m|, and 0 where m = 0. With momentum μ, β = μ and α = 1 − μ. Without
+    momentum, m = g.
     """
 
     class_names = ("SignSGD", "SignSgd", "Signum")
@@ -114,9 +115,9 @@ class SignSGDRule(AbstractLibraryRule):
 def sign_denominator(direction: Tensor, rate: float) -> tuple[Tensor, Tensor | None]:
     """Return n and r with direction/n + r = rate · sign(direction).
 
-    n is |direction|/rate, or ∞ where the direction is 0. r is None unless some elements
-    are so small that 1/n overflows. r is the movement of these elements, which is
-    attributed to no example.
+    n is |direction|/rate, or ∞ where the direction is 0. If elements are so small that
+    1/n overflows, their n is ∞ too, and r is their movement, which is attributed to no
+    example. Otherwise r is None.
 
     >>> sign_denominator(torch.tensor([2.0, 0.0, -4.0]), 0.5)
     (tensor([4., inf, 8.]), None)
@@ -158,9 +159,9 @@ class LAMBRule(AbstractLibraryRule):
         S = rη/(1 − β₁ᵗ)/n,   d = rηλ,   β = β₁,   α = (1 − β₁)/k
 
     k = max(1, ‖g‖/`max_grad_norm`) clips the gradients of all parameters together. With
-    decoupled decay, d = ηλ, and θ is the weight after the decay. r is 1 if a norm is 0.
-    Without decay, r is also 1 unless `always_adapt` is set. r and k are treated as
-    constants that multiply the gradients of all examples, as in Adafactor."""
+    decoupled decay, d = ηλ, u has no term λθ, and r uses θ after the decay. r is 1 if a
+    norm is 0. Without decay, r is also 1 unless `always_adapt` is set. r and k are
+    treated as constants, which multiply the gradients of all examples."""
 
     class_names = ("Lamb",)
     momentum_key = "exp_avg"
@@ -183,8 +184,7 @@ class LAMBRule(AbstractLibraryRule):
             unbiased_first = 1 - first ** float(group["step"])
             unbiased_second = 1 - second ** float(group["step"])
 
-        # the update u without decay, and the weights
-        # that the trust ratio compares it with
+        # the update u, and the weight θ of the trust ratio ‖θ‖/‖u‖
         denominator = (state["exp_avg_sq"] / unbiased_second).sqrt_().add_(group["eps"])
         denominator *= unbiased_first
         if group["caution"]:
@@ -236,8 +236,8 @@ class LARSRule(AbstractLibraryRule):
         timm, Lightning Bolts    r = κ‖θ‖ / (‖g‖ + λ‖θ‖ + ε);   r = 1 and λ = 0 without decay
         MoCo v3, MAE             r = κ‖θ‖ / ‖g + λθ‖ for matrices;   r = 1 and λ = 0 for vectors
 
-    κ is the trust coefficient, and r is 1 if a norm is 0. All coefficients are those of
-    `SGDRule`, except that α is multiplied by r, and N = rη for Nesterov momentum. r
+    κ is the trust coefficient, and r is 1 if a norm is 0. `SGDRule` gives the
+    coefficients. But α is multiplied by r, and N = rη for Nesterov momentum. r
     multiplies the gradients of all examples."""
 
     class_names = ("Lars", "LARS")
@@ -317,14 +317,13 @@ class ScheduleFreeRule(AbstractLibraryRule):
 
         y ← (1 − c)y + cz + η(β(1 − c) − 1)u,   z ← z − ηu,   u = (g + λny)/n
 
-    η is the rate after warmup, and c is the weight of this step in the average. n = 1
-    for SGD, and n = √v/ρ + ε with ρ = √(1 − β₂ᵗ) for AdamW. Let m = y − z, which is 0 before the
-    first step. In terms of y and m,
+    η is the learning rate with warmup, and c is the weight of this step in the average
+    x of z. n = 1 for SGD, and n = √v/ρ + ε with ρ = √(1 − β₂ᵗ) for AdamW. Let m = y −
+    z, which is 0 before the first step. In terms of y and m,
 
         m ← (1 − c)m + (1 − c)βη/n p,   y ← y − c/(1 − c) m − η(1 − β)/n p,   p = g + λny
 
-    If c = 1, then y ← y − η/n p and m ← 0. `eval()` moves the weights
-    to the average x of z."""
+    If c = 1, then y ← y − η/n p and m ← 0. `eval()` moves the weights to x."""
 
     class_names = ("SGDScheduleFree", "AdamWScheduleFree")
     momentum_key = "z"

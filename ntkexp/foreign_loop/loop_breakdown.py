@@ -4,7 +4,8 @@ divide the change of the outputs among all examples.
 The first training is the followed loop, which is read from its folder. The second
 training runs the loop again without the examples. It is followed and proved too, and
 its steps are stored until the breakdown is complete. The model and the loss come from
-the second call of `follow`, because the folder of the first does not store them."""
+the second call of `follow`, because the folder of the first call does not store
+them."""
 
 from __future__ import annotations
 
@@ -33,8 +34,8 @@ from ntkexp.records.contributions import REMOVAL_FOLDER, Removal
 from ntkexp.removal.between import Pair, TrainingPair
 from ntkexp.removal.retraining import ChosenOutputs, removal_of, split_change
 
-# number of elements of the adjoints in one backward sweep; about 12 arrays of this size
-# exist at once
+# The adjoints of one backward sweep have at most this many elements. About 12 arrays of
+# this size exist at once.
 MAX_ADJOINT_NUMBERS = 2**28 // 12
 
 
@@ -52,7 +53,7 @@ def loop_without(
     Args:
         files: trace of the followed loop.
         again: function that runs the loop again.
-        mean: how the other examples of a batch share its mean.
+        mean: how a batch mean changes without these examples (`Trace.attribute`).
         group: indices of the examples to leave out.
         points: indices of the queries.
         progress: progress display.
@@ -81,8 +82,8 @@ def loop_without(
             change = split_change(pair, outputs, progress).checked()
     finally:
         progress.stop()
-    # the first training is read from its folder and not run again, so that its outputs
-    # cannot differ: repeated=0.0
+    # `repeated` is the error of repeating the first training. It is 0, because that
+    # training is read from its folder.
     return removal_of(change, group, points, range(outs), repeated=0.0)
 
 
@@ -90,7 +91,7 @@ def outputs_at(
     trace: Trace, flat: FlatWeights, point: int, weights: Float[Tensor, " weight"]
 ) -> Float[Tensor, " out"]:
     """Return the outputs at query `point`. If there is a measure, evaluate it at all
-    queries, because it takes all of them at once."""
+    queries, because a measure takes all queries at once."""
     if trace.measured is not None:
         return trace.function(flat.weights(weights), trace.queries)[point]
     query = part(trace.queries, slice(point, point + 1))

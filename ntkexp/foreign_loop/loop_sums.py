@@ -45,8 +45,8 @@ class StepProofs(NamedTuple):
     # optimizer's update rule
     rule_error: float
     closure: float  # (c) relative error of the secant, ‖J̄Δθ − Δf‖/‖Δf‖
-    # norm of the gradient error by casts, relative to the norm of the optimizer's
-    # gradient
+    # norm of the error that casts made in the gradient, relative to the norm of the
+    # gradient that the optimizer used
     casts_error: float
 
 
@@ -125,8 +125,8 @@ class TermTotals:
             index: position of the step in `by_step`.
             rows: index of the example of each row of the step's calls.
             terms: terms of the step.
-            of_no_example: change in this step that no example caused. It is added to
-                `by_step` only.
+            of_no_example: change in this step by BatchNorm's running statistics and
+                by jumps (`StepSummands`). It is added to `by_step` only.
         """
         contributions = terms.contributions.to(self.contributions.dtype)
         self.contributions.index_add_(2, rows, contributions)
@@ -172,7 +172,6 @@ class LoopSums:
     by_position: LoopPositions | None
 
     def add(self, step: StepSummands) -> None:
-        """Add one step."""
         if self.halves is not None:
             self.halves.add_rows(step.index, step.rows, step.terms.contributions)
         self.totals.add(step.index, step.rows, step.terms, step.statistics + step.jumps)
@@ -197,7 +196,7 @@ class LoopSums:
         """Return all sums by name.
 
         Args:
-            cast: True if the loop used casts; then include the sums of their errors.
+            cast: True if the loop used casts; then include their error in each step.
             batch_norm: mode of BatchNorm, or None if no running statistics are updated.
             some_steps: True if not all steps of the loop were followed.
         """
@@ -233,9 +232,10 @@ class LoopSums:
         return arrays
 
 
-# --- The memory of the sums and of one step. If it is too small, an error is raised
-# before the first step. If it is too small only for `half_by` (the step by which half
-# of a contribution was made), `half_by` is omitted.
+# --- The memory of the sums and of one step. If they do not fit into the budget, an
+# error is raised before the first step is attributed. If only `half_by` does not fit,
+# it is omitted. (`half_by` is the share of the steps by which half of a contribution
+# was made.)
 
 
 MAX_HALF_BY_NUMBERS = 2**27
@@ -292,9 +292,9 @@ class StepMemory:
         # one parameter of the adjoint, multiplied by factors of its elements
         numbers += outputs * max(self.sizes)
         numbers += min(piece, rows * self.parameters)
-        # The secant Jacobian may hold the rows of weights that are used several times
-        # (`Jacobian.with_sums_over_uses`). Count them for every weight whose rows are
-        # small enough.
+        # If a forward pass uses a weight several times, the secant Jacobian may hold
+        # the rows of this weight (`Jacobian.with_sums_over_uses`). Count the rows of
+        # every weight, if they are small enough to be held.
         number_bytes = self.tape.outputs.element_size()
         for size in self.sizes:
             if outputs * size * number_bytes <= PIECE_BYTES:

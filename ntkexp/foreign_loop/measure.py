@@ -216,7 +216,7 @@ class MeasuredQueries:
         def scaled_measure(weights: Weights, inputs: Inputs) -> Tensor:
             assert isinstance(inputs, tuple)
             fixed_outputs, fixed_queries = inputs
-            return self.values(fixed_outputs * weights["one"], fixed_queries)  # type: ignore[operator,arg-type]  # see below
+            return self.values(fixed_outputs * weights["one"], fixed_queries)  # type: ignore[operator,arg-type]
 
         reader = Reader(scaled_measure, frozenset({"one"}), whole_batch=True)
         return reader, reader.record({"one": outputs.new_ones(())}, (outputs, queries))
@@ -259,7 +259,7 @@ class MeasuredQueries:
 
 
 def at_least_float(outputs: Tensor) -> Tensor:
-    """Convert dtypes of lower precision than float32 to float32."""
+    """Convert a tensor of lower precision than float32 to float32."""
     return (
         outputs.float() if outputs.element_size() < torch.float32.itemsize else outputs
     )
@@ -306,8 +306,8 @@ def gathered_queries(queries: object) -> tuple[Inputs, tuple[int, ...]]:
             "queries=: the DataLoader shuffles the queries, or omits some, so that it "
             "is not known which query is which; give one with shuffle=False"
         )
-    # a DataLoader draws a seed; restore the random state, so that the loop draws the
-    # same numbers
+    # Reading a DataLoader draws a seed. Restore the random state afterwards, so that
+    # the loop draws the same numbers as without `follow`.
     with beginning_at({"cpu": torch.get_rng_state()}):
         batches = [as_inputs(batch) for batch in queries]
     if not batches:
@@ -349,7 +349,7 @@ def joined(batches: list[Inputs]) -> Inputs:
     try:
         first, *rest = batches
         if isinstance(first, Tensor):
-            return torch.cat(batches)  # type: ignore[arg-type]  # another form fails here
+            return torch.cat(batches)  # type: ignore[arg-type]  # raises if a batch is no tensor
         if isinstance(first, Mapping):
             if any(set(first) != set(other) for other in rest):
                 raise KeyError("names")
@@ -378,8 +378,8 @@ def joined_leaves(leaves: list[Any]) -> Any:
 
 
 def query_names(queries: Inputs, sizes: tuple[int, ...], ids: Ids) -> tuple[str, ...]:
-    """Return the names of the queries that a measure receives: from `ids`, or their
-    indices by default."""
+    """Return the names of the queries, which a measure receives as `call.ids`. `ids`
+    gives the names. If `ids` is None or 'dataset', the names are the indices."""
     if ids is None or ids == DATASET:
         return tuple(map(str, range(sum(sizes))))
     names = list[str]()
@@ -398,8 +398,8 @@ def query_names(queries: Inputs, sizes: tuple[int, ...], ids: Ids) -> tuple[str,
 
 
 # --- The identity of a measure. A trace continues only with a measure of the same name,
-# code and constants. Also, `fingerprints.OutputsAtEnds` compares the values of the
-# measure for the replayed model with those for the user's model.
+# code and constants. Also, `fingerprints.OutputsAtEnds` compares the measure of the
+# replayed model with the measure of the user's model.
 
 
 def described(measure: Measure) -> str:

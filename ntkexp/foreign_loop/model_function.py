@@ -9,8 +9,9 @@ round to few digits, so the outputs change in jumps, which no secant explains. F
 weights of lower precision, as in a base model with adapters, are converted to the
 precision of the trained weights.
 
-Only the replayed gradient of a call, which proof (a) compares with the gradient that
-the optimizer used, is computed under the casts of the loop (`CalledModule.gradient`).
+Two other methods compute under the casts of the loop. `CalledModule.gradient` replays
+the gradient of calls, which proof (a) compares with the gradient that the optimizer
+used. `CalledModule.as_evaluated` repeats the user model's outputs at the queries.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class CalledModule:
     as functions of its weights."""
 
     module: nn.Module  # copy of the followed module, in evaluation mode
-    output: Output
+    output: Output  # name or index of the output
     casts: Autocast | None = None  # autocast of the loop
     # True if replays presumably use the same kernels (torch's implementations of
     # operations) as the loop
@@ -135,9 +136,9 @@ class CalledModule:
         return in_long_numbers
 
     def at(self, call: ModelCall) -> Function:
-        """Return the module as a function of weights and inputs that repeats a recorded
-        call: under the circumstances of the call, and with the running statistics from
-        before it. For a call of `trace.losses`, the function returns the losses."""
+        """Return a function of weights and inputs that repeats a recorded call: it runs
+        the module under the circumstances of the call, and with the running statistics
+        from before the call. For a call of `trace.losses`, it returns the losses."""
         if call.losses is not None:
             return self.losses_at(call, call.losses)
         before: Weights = {} if call.statistics is None else call.statistics[0]
@@ -217,9 +218,9 @@ class CalledModule:
         """Return the relative rounding error by which a replayed call may differ from the
         loop's call.
 
-        This is the eps of the lower precision to which the call casts. It is 0 if the
-        call has no casts. It is also 0 if the replay has the same weights (`exact`) and
-        the same kernels as the loop, because it must then return the same bits."""
+        The error is the eps of the lowest precision in the call, or 0 if the call has
+        no casts. It is also 0 if the replay has the same weights (`exact`) and the same
+        kernels as the loop, because the replay must then return the same bits."""
         if self.same_kernels and exact:
             return 0.0
         kinds = [
@@ -279,7 +280,7 @@ class CalledModule:
 
         Args:
             calls: recorded calls, with the output gradients ℓ′ = ∂L/∂f.
-            begun: weights of each call.
+            begun: weights at which each call was made.
             on_outputs: function that is called with the outputs of each replayed call.
         """
         parameters = self.parameters
@@ -304,8 +305,8 @@ class CalledModule:
         calls: Sequence[ModelCall],
         on_outputs: Callable[[Float[Tensor, "example ..."]], object] | None,
     ) -> None:
-        """Replay calls at the present weights. Add their gradients to `grad`, in one
-        backward pass.
+        """Replay calls at the present weights. Add the gradients of the calls to the
+        `grad` of the parameters, in one backward pass.
 
         Each backward pass of the loop is replayed as one backward pass, so that
         gradients are summed in the same order. If gradients cancel, another order gives
@@ -351,8 +352,8 @@ class CalledModule:
         change of the gradient if weights, inputs and ∂L/∂f receive relative noise of
         one eps.
 
-        Return an empty dict under casts, which round in large steps, and for functions
-        with hidden randomness."""
+        Return an empty dict under casts, because casts round in large steps. Also
+        return an empty dict if repeated replays give different gradients."""
         if any(self.is_cast(call.circumstances) for call in calls):
             return {}
         noisy = partial(with_noise, stream("rounding", len(calls)), None)
@@ -382,7 +383,6 @@ class CalledModule:
 
     @cached_property
     def parameters(self) -> dict[str, nn.Parameter]:
-        """The parameters of the module by name."""
         return dict(self.module.named_parameters())
 
     @cached_property
@@ -395,7 +395,7 @@ class CalledModule:
         """Return a copy of the module with its layers in these modes.
 
         The copy shares all tensors. If `kind` is given,
-        half-precision tensors are converted to it.
+        half-precision tensors are converted to this dtype.
 
         >>> net = nn.Linear(1, 1).eval()
         >>> twin = CalledModule(net, None).twin(LayerModes(trains=True))
@@ -486,12 +486,12 @@ def evaluate_at_queries(
     queries: Inputs,
     measured: MeasuredQueries | None,
 ) -> Tensor | None:
-    """Return the fingerprint of the outputs of the user's model at the queries, in
-    evaluation mode. With a measure, return the fingerprint of its values.
+    """Evaluate the user's model at the queries, in evaluation mode. Return the
+    fingerprint of the outputs, or of the measure's values if there is a measure.
 
-    The model and the random states stay unchanged. If frozen weights are in half
-    precision, try the model without autocast and then with it. If the model raises an
-    error, log a warning and return None, so that the training continues."""
+    The model and the random states stay unchanged. If the model raises an error and has
+    half-precision weights, try it again under autocast. If that fails too, log a
+    warning and return None, so that the training continues."""
     device = next((weight.device for weight in model.parameters()), None)
     contexts = autocast_contexts(model, "cpu" if device is None else device.type)
     eager = nullcontext()

@@ -3,8 +3,8 @@ such as a loaded average of weights, or a clamp.
 
 Between steps, such a change raises an error:
 
-    weights that the optimizers move    `LatestWeights` compares them with a copy after each step
-    frozen parameters and buffers       `FrozenTensors` compares them with a copy from the start
+    weights that the optimizers move    `LatestWeights` compares them with a copy, made after each step
+    frozen parameters and buffers       `FrozenTensors` compares them with a copy, made at the start
 
 After the last step, the change is reported as `outside`,
 a part that belongs to no example:
@@ -53,7 +53,7 @@ class FrozenTensors:
 
     model: nn.Module
     copy: nn.Module  # copy of the model from the start
-    # each tensor of the model, and its `_version` at the latest check
+    # each tensor of the model, and its `_version` (count of writes) at the last check
     checked: dict[str, tuple[Tensor, int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -66,12 +66,12 @@ class FrozenTensors:
         updated: Container[str],
         layers: Mapping[str, nn.Module] | None = None,
     ) -> None:
-        """Raise if a tensor that no optimizer updates has changed, or if a parameter
-        was replaced by another tensor.
+        """Raise if a frozen tensor has changed, if an updated tensor was replaced by
+        another one, or if a tensor was removed.
 
-        `updated` names the tensors that optimizers and calls update. `layers` are the
-        present layers of the model (`named_layers`). A frozen tensor may be replaced by
-        a tensor with equal values.
+        `updated` names the tensors that optimizers and calls update. All other tensors
+        are frozen. They may be replaced by tensors with equal values. `layers` are the
+        present layers of the model (`named_layers`).
 
         >>> net = nn.Linear(2, 1)
         >>> frozen = FrozenTensors(net, nn.Linear(2, 1))
@@ -219,10 +219,11 @@ class LatestWeights:
     writes: dict[str, int] = field(default_factory=dict)
     # buffers to reuse, because allocation is slow
     spare: Weights = field(default_factory=dict)
-    # Some loops change a weight and then undo the change, as SAM does, which may leave
-    # a rounding error. This function returns its bound for the parameter of that name.
+    # SAM changes weights and then undoes the change, which may leave a rounding error.
+    # From the name of a parameter, this function returns the bound on this error, or
+    # None if the bits must be equal.
     rounding_of_swaps: Callable[[str], Tensor | None] = lambda _: None
-    # parameters that an optimizer without `follow` has updated, with its class's name
+    # parameters that an unfollowed optimizer has updated, with the name of its class
     unfollowed: dict[str, str] = field(default_factory=dict)
 
     def copy_in(self, weights: Mapping[str, Tensor]) -> None:
@@ -253,8 +254,8 @@ class LatestWeights:
     ) -> None:
         """Raise if weights have changed since the latest step.
 
-        If `closely`, compare all weights, else only those whose write count has
-        changed.
+        If `closely`, compare all weights. Else compare only weights whose number of
+        writes has changed.
         """
         for name in self.changed(step, members, closely=closely):
             self.refuse_change(step, name)
@@ -312,8 +313,8 @@ def alike(one: Tensor, other: Tensor) -> bool:
 
 
 def same_bits(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[bool]:
-    """Return for each pair if both tensors have the same bits.
-    Copy all results in one transfer.
+    """Return a bool for each pair: True if both tensors have the same bits. Copy all
+    results in one transfer.
 
     >>> same_bits([(torch.zeros(2), -torch.zeros(2)), (torch.ones(3), torch.ones(3))])
     [False, True]

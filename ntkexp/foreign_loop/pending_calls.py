@@ -5,8 +5,8 @@ the mean over the batch, gradient accumulation and the loss scale, so the loss f
 itself need not be known.
 
 A call is pending from its backward pass until a step has used its gradient. If the loop
-discards the gradient before, by `zero_grad` or by new `grad` tensors, the call is
-dropped."""
+discards the gradient before this step, by `zero_grad` or by new `grad` tensors, the
+call is dropped."""
 
 from __future__ import annotations
 
@@ -43,14 +43,13 @@ class PendingCalls:
         return any(call.at == step and call.has_gradient for call in self.calls)
 
     def clear(self) -> None:
-        """Forget all calls."""
         self.calls = []
         self.consumed_calls = []
         self.consumed_tensors = []
 
     def consume(self, parameters: Iterable[Tensor]) -> tuple[ModelCall, ...]:
         """Return the calls whose gradients a step has used.
-        `parameters` are those that the step updated."""
+        `parameters` are the parameters of the step's optimizer."""
         weights = list(parameters)
         if len(self.loop.optimizers) == 1:
             self.drop_replaced(weights)
@@ -66,11 +65,12 @@ class PendingCalls:
     def on_gradient(
         self, call: ModelCall, counts: Tensor | None, gradient: Tensor | None
     ) -> Tensor | None:
-        """Record the total ∂L/∂f of a call.
+        """Add the gradient of one backward pass to ∂L/∂f of a call.
 
         In a loop that runs again, return the gradient times the weights of the
-        examples. Otherwise return None, which leaves the gradient unchanged."""
-        # None: f is one part of a split tensor, and the loss uses only other parts
+        examples (`counts`: their weights in the mean, see `user_loss`). Otherwise
+        return None, which leaves the gradient unchanged."""
+        # It is None if f is a part of a split tensor, and the loss uses other parts.
         if gradient is None:
             return None
         backward = self.begin_backward(call)
@@ -83,8 +83,8 @@ class PendingCalls:
     def on_direct_gradient(
         self, call: ModelCall, counts: Tensor | None, name: str, gradient: Tensor | None
     ) -> Tensor | None:
-        """Record the gradient of the alias of one of several outputs.
-        See `on_gradient`."""
+        """Record the gradient of output `name` of a call with several outputs. It
+        reached the output's alias, which the loop received. See `on_gradient`."""
         if gradient is None or call.several is None:
             return None
         call.backward = self.begin_backward(call)
@@ -132,8 +132,8 @@ class PendingCalls:
         """Drop the gradients that the loop has discarded by `zero_grad`. Call this if
         all `grad` tensors are zero.
 
-        Keep gradients of the present backward pass, and
-        calls whose examples all have weight 0."""
+        Keep the gradients of the present backward pass, and of calls whose examples all
+        have weight 0. Keep the call `latest`, which this backward pass has reached."""
         for call in self.calls:
             has_no_weight = (
                 self.weighing is not None
@@ -153,7 +153,7 @@ class PendingCalls:
         if all of its `grad` tensors were replaced.
 
         Autograd adds to existing `grad` tensors in place, so they contain earlier
-        gradients. New tensors (`p.grad = …`) do not contain them."""
+        gradients. New tensors (`p.grad = …`) contain no earlier gradients."""
         now = [weight.grad for weight in parameters if weight.grad is not None]
         consumed = {
             id(tensor()) for tensor in self.consumed_tensors if tensor() is not None

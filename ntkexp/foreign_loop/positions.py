@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     from ntkexp.kernel.record.tape import Tape
 
 OUTPUT_AXES = 3
-# largest rounding error of Σ_c ∂L/∂f_tc, the sum over the classes c, relative to Σ_c
-# |∂L/∂f_tc|:
-SOFTMAX_SUM_EPS = 64  # eps
-MAX_SOFTMAX_SUM = 0.01  # upper limit of this error, for dtypes with a large eps
+# The sum over classes, Σ_c ∂L/∂f_tc, counts as zero up to a rounding error. The error,
+# relative to Σ_c |∂L/∂f_tc|, is at most
+SOFTMAX_SUM_EPS = 64  # in units of eps
+MAX_SOFTMAX_SUM = 0.01  # limit of this error for dtypes with a large eps
 
 
 # --- Which axis of the outputs counts positions, and which counts classes? Two signs
@@ -134,8 +134,9 @@ def refuse_no_positions(call: ModelCall, *, coupled: bool = False) -> None:
 
 
 def by_loss(call: ModelCall) -> int | None:
-    """Return the axis of positions if ∂L/∂f sums to zero over the other axis, and only
-    over it. Otherwise return None.
+    """Return the axis of positions if the loss shows it, else None: if ∂L/∂f sums to
+    zero over exactly one of the axes 1 and 2, this axis counts classes, and the other
+    one positions.
 
     In this example, the outputs are [example, class, position].
 

@@ -2,7 +2,7 @@
 to the weights after it.
 
 A rule computes this linear step. `AbstractOptimizerRule` is the interface of all rules,
-and `torch_rules.py` has those of PyTorch's optimizers. `RuleProof` checks a rule at
+and `torch_rules.py` has the rules of PyTorch's optimizers. `RuleProof` checks a rule at
 every step, by comparing random projections of the tensors (signatures)."""
 
 from __future__ import annotations
@@ -106,8 +106,8 @@ class AbstractOptimizerRule(ABC):
     """The classes of optimizers. The rule is also applied to their subclasses."""
 
     needs: ClassVar[tuple[str, ...]] = ()
-    """The entries of the optimizer state that the rule reads as
-    they were before the step."""
+    """The entries of the optimizer state whose values before the step
+    are read by the rule."""
 
     has_effects: ClassVar[bool] = False
     """True if leave-out effects can differentiate the step,
@@ -125,8 +125,8 @@ class AbstractOptimizerRule(ABC):
 
     swaps_weights: ClassVar[bool] = False
     """True if functions of the optimizer move the weights to an average and back
-    between steps. They compute the weights from z, an entry of the optimizer state, so
-    the weights come back only up to rounding."""
+    between steps. These functions compute the weights from z, an entry of the optimizer
+    state, so the weights come back only up to rounding."""
 
     rounds: ClassVar[bool] = False
     """True if the optimizer computes in lower precision than the weights. The rounding
@@ -150,7 +150,7 @@ class AbstractOptimizerRule(ABC):
                 it as a tensor of the returned step, such as the denominator.
 
         Returns:
-            The step, with the fields that differ from their defaults.
+            The linear step. Fields that are not given have their defaults.
         """
 
     def momentum(
@@ -191,8 +191,8 @@ class AbstractOptimizerRule(ABC):
         step_input: StepInput,
         buffer: Tensor | None,
     ) -> LinearStep:
-        """Return a linear step for proof (b). Override this method if proof (b) can do
-        with a cheaper step than that of `step`.
+        """Return a linear step for proof (b). Override this method if a step that is
+        cheaper than the result of `step` suffices for proof (b).
 
         Args:
             group: settings of the parameter group.
@@ -243,8 +243,8 @@ class Signed:
 
 @dataclass(frozen=True)
 class Signatures:
-    """Computes signatures. Stores the random vectors r drawn so far, by length,
-    dtype and device."""
+    """Functions that compute signatures, and the random vectors r drawn so far, by
+    length, dtype and device."""
 
     numbers: dict[tuple[int, torch.dtype, torch.device], Tensor] = field(
         default_factory=dict
@@ -253,9 +253,9 @@ class Signatures:
     def of(self, tensors: Mapping[str, Tensor]) -> dict[str, Float[Tensor, " part"]]:
         """Return the signature of every tensor, in host memory.
 
-        It has an element for each of the 16 equal parts. If the tensor's size is not a
-        multiple of 16, the last element is the projection of the remaining elements,
-        else it is 0.
+        A signature has one element for each part, and one more element. If the size of
+        the tensor is not a multiple of 16, the last element is the projection of the
+        remaining numbers. Else it is 0. Small tensors have one number in each part.
 
         >>> Signatures().of({"w": torch.ones(3)})["w"].shape
         torch.Size([4])
@@ -368,15 +368,15 @@ LONG_SUM_DIVISOR = 4  # the rounding error of a long sum is √length/4 eps
 
 
 PendingProof: TypeAlias = Generator[dict[str, Tensor], dict[str, Numbers], float]
-"""A generator that checks one parameter in one step. It yields the tensors of
-signatures that it needs by name, receives their values, and finally returns the
-relative error."""
+"""A generator that checks one parameter in one step. It yields signatures on the
+device, by name, receives them in host memory, and finally returns the relative
+error."""
 
 
 @dataclass(frozen=True)
 class StepClaim:
-    """The linear step of one parameter according to the rule, which the proof compares
-    with the optimizer's step."""
+    """The linear step of one parameter by the rule. The proof compares this step with
+    the optimizer's step."""
 
     where: str  # parameter and step, for the error message
     name: str
@@ -387,7 +387,7 @@ class StepClaim:
     @property
     def rounding(self) -> float:
         """The bound on the rounding error of the parameter's signature after the step.
-        It is relative to the sum of the norms of all terms of the update."""
+        The bound is relative to the sum of the norms of all terms of the update."""
         weight = self.step_input.weight
         length = min(weight.numel() / SIGNATURE_PARTS, MAX_SUMMED)
         eps: float = torch.finfo(weight.dtype).eps
@@ -485,8 +485,9 @@ class RuleProof:
     def proved(
         self, claim: StepClaim, asked: dict[str, Tensor], scale: float
     ) -> PendingProof:
-        """Check one parameter. First yield the tensors whose signatures are needed,
-        then compare the optimizer's step with its rule."""
+        """Check one parameter. First yield the signatures that must be copied to the
+        host, then compare the optimizer's step with its rule. `scale` is the factor of
+        the signature "direction" (see `read_direction`)."""
         step, name = claim.step, claim.name
         read = yield asked
         after, before = read["after"], self.weights[name]
@@ -506,8 +507,8 @@ class RuleProof:
         momentum = gained + (0.0 if known is None else step.momentum_decay * known)
         made = step.momentum_decay * self.made.get(name, 0.0) + size(gained)
 
-        # the part of the step that momentum must explain, (1 − d)σ(θ₋) − σ(θ) − σ(r) −
-        # Nσ(p). `terms` is the sum of the norms of its terms.
+        # `left` = (1 − d)σ(θ₋) − σ(θ) − σ(r) − Nσ(p), the part of the step that
+        # momentum must explain. `terms` is the sum of the norms of these terms.
         left = (1 - float(step.decoupled_decay)) * before - after
         terms = size(before) + size_after
         if "residual" in read:
@@ -538,8 +539,8 @@ class RuleProof:
                 raise Mistake(astray(claim.where, missed))
             momentum = read["momentum"]
 
-        # `left`, the remaining change of the weight, must be σ(S ⊙ m), or σ(M(S ⊙ m + N ⊙
-        # p)) if the step has a matrix M
+        # `left` must be σ(S ⊙ m). If N ⊙ p was not subtracted above, it must be
+        # σ(M(S ⊙ m + N ⊙ p)).
         if moves is not None:
             moved = moves[0] * momentum
             terms = terms + abs(moves[0]) * made

@@ -176,8 +176,8 @@ def write_metrics(folder: RunFolder, attribution: xr.Dataset) -> None:
 
 
 def write_outputs(folder: RunFolder, attribution: xr.Dataset) -> None:
-    """Write the outputs at the queries, and the distance of the sum
-    of the parts from f_T."""
+    """Write the outputs f_0 and f_T at the queries, and the distance between f_T and
+    f_0 + Σ contributions + decay."""
     start = attribution["start"].to_numpy()
     end = start + attribution["change"].to_numpy()
     total = attribution["contribution"].to_numpy().sum(2)
@@ -272,7 +272,7 @@ def shares_of_components(attribution: xr.Dataset) -> ByComponent | None:
 
 
 def identity_of(files: TraceFolder) -> str:
-    """Return a digest of config.json, the start of the loop, and its steps so far."""
+    """Return a digest of config.json, start.bin and steps.log."""
     sealing = Sealing("trace")
     sealing.update((files.folder.path / CONFIG).read_bytes())
     for file in (files.path / START, files.shard / "steps.log"):

@@ -92,8 +92,8 @@ class RunningLoop:
 
         SAM moves weights after its first gradient, computes a second gradient, and
         moves them back. `StepRecorder` raises if they are not moved back. Calls at the
-        same weights share one copy. If `closely`, compare all weights, else only those
-        whose write count has changed."""
+        same weights share one copy. If `closely`, compare all weights. Else compare
+        only weights whose number of writes has changed."""
         step = self.store.count
         changed = self.latest.changed(step, self.parameters, closely=closely)
         if not changed:
@@ -137,8 +137,9 @@ class RunningLoop:
     def refuse_changes(
         self, layers: Mapping[str, nn.Module], *, moves_statistics: bool
     ) -> None:
-        """Raise if anything but a followed optimizer or call has changed weights,
-        buffers or normalisation layers."""
+        """Raise if a frozen tensor has changed, or if running statistics are updated in
+        a way that cannot be followed. `layers` are the model's layers by name.
+        `moves_statistics` is True if the call updates running statistics."""
         step = self.store.count
         if moves_statistics and self.store.chooses:
             raise Mistake(

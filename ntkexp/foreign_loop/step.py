@@ -35,7 +35,7 @@ class FollowedStep:
     without_grad: frozenset[str]  # parameters that received no gradient
     # group settings after the step, by parameter
     settings: Mapping[str, Mapping[str, Any]]
-    # proof (b): relative distance between the weights after the step and those by the
+    # proof (b): relative distance of the weights after the step from the weights by the
     # update rule
     rule_error: float
     # BatchNorm's running statistics, before and after the step
@@ -141,8 +141,8 @@ class AbstractSteps(ABC):
 
     def statistics(self, index: int) -> Weights:
         """Return BatchNorm's running statistics before step `index`. If `index` is
-        `len(self)`, return those at the end. Return {} if no call
-        updates running statistics."""
+        `len(self)`, return the statistics at the end. Return {} if no call updates
+        running statistics."""
         return {}
 
     @abstractmethod
@@ -184,7 +184,7 @@ class AbstractSteps(ABC):
 
 
 class AbstractStore(ABC):
-    """Stores steps while the loop runs."""
+    """A store of steps, to which a running loop adds its steps."""
 
     folder: RunFolder | None = None  # folder of a store on disk
     chooses: bool = False  # True if only some steps are stored
@@ -200,8 +200,8 @@ class AbstractStore(ABC):
         return True
 
     def store_function(self, function: LossFunction) -> None:
-        """Hold a function of `trace.losses`. A replay needs it if the
-        steps store only its name."""
+        """Hold a function of `trace.losses`. If the steps store only its name, a replay
+        needs the function."""
         return
 
     def pass_over(self) -> None:
@@ -252,8 +252,9 @@ def step_index(
     this index so far.
 
     If several optimizers use the gradients of the same backward pass, their steps have
-    the same index. They must move different parameters. So a new index begins as soon
-    as an optimizer moves a parameter again.
+    the same index. They must move different parameters. So a new index begins if an
+    optimizer moves a parameter again, or uses a call that was made after the latest
+    step.
 
     Args:
         step: step of one optimizer.

@@ -33,8 +33,8 @@ LogStep: TypeAlias = Callable[[dict[str, float], int], object]
 
 @dataclass
 class StepLog:
-    """Collects the metrics of a step. Calls `log` once
-    all optimizers have taken the step."""
+    """The metrics of the latest step. `log` is called once all optimizers have taken
+    the step."""
 
     log: LogStep
     optimizers: Sequence[torch.optim.Optimizer]

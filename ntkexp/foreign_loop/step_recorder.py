@@ -1,8 +1,8 @@
 """The hooks at the steps of the followed optimizers. They record each step,
 and run proof (b).
 
-    `on_begin`  compares the weights, bit by bit, with the weights after the latest step. (Weights
-                that were moved for a call and back may differ by rounding.)
+    `on_begin`  compares the weights, bit by bit, with the weights after the latest step. (If the
+                loop moved weights and moved them back, they may differ by rounding.)
     `on_end`    reads the gradient g that the optimizer used. From the optimizer's settings and
                 state, it computes the linear step of each parameter:
                     p = g + λθ        m ← βm + α ⊙ p        θ ← (1 − d)θ − S ⊙ m − N ⊙ p
@@ -44,8 +44,8 @@ from ntkexp.shapes import Weights
 
 @dataclass
 class StepRecorder:
-    """Records each step of a running loop in the store, and proves that the optimizer's
-    rule explains it."""
+    """Hooks that store each step of a running loop, and prove that the optimizer's rule
+    explains the step."""
 
     loop: RunningLoop
     pending: PendingCalls
@@ -55,8 +55,7 @@ class StepRecorder:
     scratch: dict[tuple[torch.dtype, torch.device], Tensor] = field(
         default_factory=dict
     )
-    # by parameter: the entries of the optimizer's state in `rule.needs`, before the
-    # step
+    # state of each parameter before the step; only entries in the rule's `needs`
     states_before: dict[str, dict[str, Any]] = field(default_factory=dict)
     # if there are several optimizers: the id of the optimizer that moved each parameter
     # last, and the number of steps of each parameter by each optimizer
@@ -276,11 +275,11 @@ class StepRecorder:
     def change_mover(
         self, optimizer: torch.optim.Optimizer, name: str, step: int, *, remembers: bool
     ) -> None:
-        """If another optimizer moved this parameter in an earlier stage, forget the
-        momentum of that optimizer.
+        """If another optimizer moved this parameter before, forget the momentum of that
+        optimizer.
 
-        Raise if two optimizers take turns. The momentum of each would contain gradients
-        from before the steps of the other."""
+        Raise if `optimizer` moved the parameter even earlier and has a momentum for it
+        (`remembers`): this momentum is from before the steps of the other optimizer."""
         key = (id(optimizer), name)
         times = self.times_moved.get(key, 0)
         self.times_moved[key] = times + 1
@@ -314,7 +313,7 @@ class StepRecorder:
     def on_passed_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Count a step without storing it. If the next step is stored, store the
         weights after this step."""
-        # a subclass calls the `step` of its base class
+        # If a subclass calls the `step` of its base class, this runs twice.
         if id(optimizer) not in self.stepping:
             return
         self.stepping.discard(id(optimizer))

@@ -30,8 +30,8 @@ Entries: TypeAlias = Mapping[str, Any]
 
 
 class AbstractTorchRule(AbstractOptimizerRule):
-    """Base class for rules of PyTorch's optimizers. With `maximize`,
-    the step uses −g and stores −m."""
+    """Base class for rules of PyTorch's optimizers. With `maximize`, an optimizer uses
+    −g in its step, and stores −m."""
 
     momentum_key: ClassVar[str | None] = None
     """The key of the momentum m in the optimizer state."""
@@ -367,9 +367,10 @@ class AdafactorRule(AbstractTorchRule):
 
     S = ρ / max(1, rms(u)/δ) / √v,    d = η times the weight decay
 
-    ε₂ is the second number of `eps`, and δ is the setting `d`. For a matrix, v = r
-    cᵀ/mean(r), where r and c are the mean squares of rows and columns. The factor
-    1/max(1, rms(u)/δ) clips the step. It multiplies the gradients of all examples."""
+    ε₂ is the second number of `eps`, and δ is the setting `d`. v is the mean of squared
+    gradients. For a matrix, v = r cᵀ/mean(r), with the means r of rows and c of
+    columns. The factor 1/max(1, rms(u)/δ) clips the step. It multiplies the gradients
+    of all examples."""
 
     kinds = (torch.optim.Adafactor,)
 
@@ -443,9 +444,9 @@ class MuonRule(AbstractTorchRule):
 
     The result is X = Lu with L = Π (aI + bA + cA²) / ‖u‖, so that S = η′μ, N = η′(1 −
     μ), and the matrix M of the linear step is L. A matrix with more rows than columns
-    is transposed first. PyTorch computes X in bfloat16. L is the product of the factors
-    as PyTorch computed them. The rounding of X in each iteration is the
-    residual of the linear step."""
+    is transposed first. PyTorch computes X in bfloat16. L is the product of PyTorch's
+    rounded factors. The rounding of X in each iteration is the residual of the linear
+    step, which `store.replay` computes."""
 
     kinds = (torch.optim.Muon,)
     rounds = True

@@ -4,7 +4,7 @@ to the outputs at the queries.
     f_T − f_0 = Σ contributions + decay + rounding + outside
 
 `attribution.LoopBackward` replays and proves each step, from the last to the first, and
-adds up its terms. `outside` is the change after the last step, which no step made."""
+adds up the terms of all steps. `outside` is the change after the last step."""
 
 from __future__ import annotations
 
@@ -185,9 +185,9 @@ class Trace:
         Args:
             function: a function of the model and the batch that returns a tensor
                 [examples]. It is called again when the loop is attributed, so it must
-                use the model that it is given, and have no side effects.
-            *batch: tensors and numbers. Tensors with as many rows
-                as there are losses name the examples.
+                use the model that it receives, and have no side effects.
+            *batch: tensors and numbers. An example is named by its rows in the tensors
+                that have one row for each loss.
 
         Returns:
             The losses, a tensor [examples]. Compute the loss of the loop from them.
@@ -335,8 +335,8 @@ class Trace:
                 these runs, `follow` gives some examples weight 0.
             batch_norm: with 'exact', an example contributes through its loss and the
                 whole batch, which takes one backward pass for each example. With
-                'constant', batch statistics are constants, one pass suffices, and
-                `coupling` is the difference.
+                'constant', batch statistics are constants, and one pass suffices.
+                `coupling` is then the interaction of examples through these statistics.
             quiet: show no progress.
 
         Returns:
@@ -372,7 +372,7 @@ class Trace:
         if effects:
             self.refuse_effects(mean)
         gallery = Gallery()
-        # call it once, so that an error occurs before the work begins
+        # call `decode` once, so that its errors occur before the work begins
         if decode is not None:
             texts(shown(self.queries)[:1], decode)
 
@@ -527,7 +527,7 @@ class Trace:
         """Return sums that start at zero. Raise if the sums
         and one step do not fit into memory."""
         # For SGD and Adam, the adjoint V is a multiple of U, so U suffices. Other
-        # optimizers need U, V and N ⊙ J̄ (see `path.backward_sum`).
+        # optimizers may need U, V and MᵀJ̄ (see `StepMemory`).
         other_rules = any(not known.rule.has_effects for known in self.steps.known)
         adjoints = 1
         if other_rules:
@@ -607,8 +607,8 @@ class Trace:
     ) -> dict[str, str | float]:
         """Return the share of rounding in the change.
 
-        If the loop used casts, return their dtypes instead, and the distance between
-        the outputs with and without casts."""
+        If the loop used casts, return the dtypes of the casts instead, and the distance
+        between the outputs with and without casts."""
         facts: dict[str, str | float] = {}
         casts = self.called.casts
         if self.called.is_cast(Circumstances(autocast=casts)):
@@ -765,7 +765,8 @@ def measure_name(files: TraceFolder) -> str | None:
 
 
 def example_names_in(files: TraceFolder) -> list[str]:
-    """Return the examples of a trace in order of first use, without a module."""
+    """Return the names of a trace's examples in order of first use. No module is
+    needed."""
     steps = ReplayedSteps(LoopOnDisk(files), nn.Module(), None, ())
     return list(dict.fromkeys(steps.names()))
 

@@ -33,8 +33,8 @@ from ntkexp.shapes import Function, Weights
 # of eps.
 LOSS_TOLERANCE = 1e4
 ROUNDING_FACTOR = 4  # safety factor for the measured rounding error
-# The gradient of a ℓ, divided by a, differs from the gradient of ℓ only by rounding.
-# This measures rounding errors (see `cancelled`), for these multiples a.
+# `cancelled` measures the rounding error of a gradient for these multiples α: without
+# rounding, the gradient of αℓ, divided by α, is the gradient of ℓ.
 MULTIPLES = (
     1 / 3,
     3 / 7,
@@ -164,8 +164,8 @@ class CountedTargets(TorchFunctionMode):
     def whole(self) -> float | None:
         """The sum of all target weights.
 
-        It is NaN if examples have different weights, and None
-        if no loss function was called."""
+        The sum is NaN if examples have different weights, and None if no loss function
+        was called."""
         if not self.counts:
             return None
         counts = sum(self.counts[1:], self.counts[0])
@@ -288,7 +288,7 @@ def cancelled(gradient: Callable[[float], Tensor]) -> float:
 
 @dataclass(frozen=True)
 class Weighing:
-    """Weights w of some examples by name. All others have weight 1.
+    """Weights w of some examples by name. All other examples have weight 1.
 
     >>> Weighing({"a": 0.0}).factors(["a", "b", "c", "b"]).tolist()
     [0.0, 1.3333333333333333, 1.3333333333333333, 1.3333333333333333]
@@ -302,7 +302,7 @@ class Weighing:
     loss: ExampleLoss | None = None
 
     def left(self, names: Sequence[str]) -> Float[Tensor, " row"]:
-        """Return the weight w of the named example of each row."""
+        """Return the weight w of each named example."""
         return torch.tensor(
             [self.weights.get(name, 1.0) for name in names], dtype=torch.float64
         )
@@ -317,8 +317,8 @@ class Weighing:
     def shared(
         self, names: Sequence[str], counts: Float[Tensor, " row"] | None = None
     ) -> float:
-        """Return the factor c of a call, which is 1
-        if every example has weight w = 0."""
+        """Return the factor c of a call. It is 1 for 'fixed', and if every example has
+        weight w = 0."""
         w = self.left(names)
         m = torch.ones_like(w) if counts is None else counts.to(w)
         weighted = float((w * m).sum())

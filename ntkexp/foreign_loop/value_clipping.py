@@ -4,9 +4,10 @@
 The optimizer used the gradient clamp(s g, −b, b),
 where g is the gradient of the recorded examples:
 
-    s    a scale or the factor of clipping by norm before, which `clipping.Factors` checks. It
-         follows from the elements that were not clipped
-    b    one bound for all clipped parameters: the largest absolute value of an element used
+    s    a loss scale, or the factor of an earlier clipping by norm. The elements that were not
+         clipped determine s. `clipping.Factors` checks s
+    b    one bound for all clipped parameters: the largest absolute value in the gradient that
+         the optimizer used
 
 Clipping multiplies element k of s g by e_k = min(1, b / |s g_k|). The same e multiplies
 the gradient of every example, so the step stays linear in the examples, and their
@@ -86,8 +87,8 @@ class GradientFactors:
     """The factors between the gradient g of the recorded examples and the gradient that
     the optimizer used, c e ⊙ g.
 
-    Each parameter has a factor c. If it was clipped by value, each of its elements has
-    another factor e."""
+    Each parameter has a factor c. The elements of a parameter that was clipped by value
+    also have factors e."""
 
     factors: Mapping[str, float]  # c of each parameter
     # relative distance of c e ⊙ g from the gradient that the optimizer used
@@ -168,7 +169,7 @@ def clip_between(
         found: gradient g of the recorded examples.
         consumed: gradient that the optimizer used.
         rounding: bound on the relative rounding error of a gradient.
-        noise: measured rounding error of g, of parameters whose terms cancel.
+        noise: measured rounding error of g, for parameters whose gradient terms cancel.
     """
     bound = max(
         read_numbers([part.abs().max() for part in consumed.values() if part.numel()])
@@ -195,12 +196,12 @@ def clip_between(
 def leads_to(
     clip: ValueClip, found: Weights, consumed: Weights, rounding: float, noise: Weights
 ) -> bool:
-    """True if `consumed` equals clamp(s g, −b, b) up to rounding, where g is `found`,
-    and `clip` gives s and b.
+    """Return True if `consumed` equals clamp(s g, −b, b) up to rounding, where g is
+    `found`, and `clip` gives s and b.
 
     At least one element of s g must exceed b in size by more than rounding. At all such
-    elements, `consumed` must be ±b. A rounding error is allowed here too, because a
-    replay may know b only up to rounding."""
+    elements, `consumed` must be ±b, up to rounding, because a replay may know b only up
+    to rounding."""
     count = 0
     for name, part in found.items():
         scaled = clip.scale * part
@@ -224,21 +225,21 @@ def distance_of(ours: Weights, theirs: Weights) -> float:
 
 # --- The bound from signatures.
 #
-# A replay knows the gradient g of the recorded examples. Of the gradient that the
-# optimizer used, it knows only the signature σ. Let s be the scale, b the bound, and κ
-# = b/s the threshold for |g|:
+# A replay knows the gradient g of the recorded examples. It knows only the signature σ
+# of the gradient that the optimizer used. Let s be the scale, b the bound, and κ = b/s
+# the threshold for |g|:
 #
 #     σ(clamp(s g, −b, b)) = s σ(g where |g| ≤ κ) + b σ(sign g where |g| > κ)
 #
 # If the set of clipped elements is known, this equation is linear in s and b. Each
 # iteration of Newton's method solves it by least squares, and then recomputes κ and the
-# set. It begins at the best κ among powers of two times the largest element.
+# set. The method begins at the best κ among powers of two times the largest element.
 
 
 @dataclass
 class ClipSearch:
-    """A search for the scale and the bound. Clipping with them must reproduce the
-    recorded signatures."""
+    """A search for the scale and the bound of a clipping that reproduces the recorded
+    signatures."""
 
     gradient: Weights  # gradient g of the recorded examples
     recorded: Weights  # signatures of the gradient that the optimizer used
@@ -282,8 +283,8 @@ class ClipSearch:
         return clip
 
     def missed(self, threshold: float) -> float:
-        """Return the relative distance of the signatures if |g| is clipped at
-        `threshold` and the scale is chosen best."""
+        """Clip |g| at `threshold`, and choose the best scale. Return the relative
+        distance of the signature from the recorded one."""
         signature = self.sign(ValueClip(1.0, threshold).of(self.gradient))
         _, missed = factor_of_parts(
             [(signature[name], part) for name, part in self.parts]

@@ -140,12 +140,11 @@ def placed_state(
 def states_at_end(checkpoint: Mapping[str, Any]) -> Any:
     """Return the states of the optimizers after the last event before a checkpoint.
 
-    If a resumed loop began at this checkpoint, they may differ from the states with
-    which it began.
+    If a resumed loop began at this checkpoint, these states may differ from the states
+    with which the resumed loop began.
     """
     return checkpoint.get("ended", checkpoint["memories"])
 
 
 def cloned(weights: Mapping[str, Tensor]) -> Weights:
-    """Copy weights or gradients."""
     return {name: weight.clone() for name, weight in weights.items()}

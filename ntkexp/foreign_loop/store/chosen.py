@@ -64,7 +64,8 @@ def is_count(value: object) -> bool:
 
 @dataclass
 class ChosenStore(AbstractStore):
-    """Stores runs of chosen steps in memory, and the weights at both ends of the loop.
+    """A store in memory for runs of chosen steps, and for the weights at both ends of
+    the loop.
 
     If the user asks for the last n steps, the end of the loop is not known in advance.
     The steps are then divided into runs of n steps, and only the latest two runs are

@@ -72,8 +72,7 @@ LOG = logging.getLogger("ntkexp.follow")
 SAME_WEIGHTS_EPS = 16
 
 
-# --- A resumed loop continues the trace. The place is found by comparing the loop's
-# weights with the weights before each stored step.
+# --- A resumed loop continues the trace where the stored weights equal its own weights.
 
 
 @dataclass(frozen=True)
@@ -88,8 +87,8 @@ class PlaceInTrace:
 def find_place(
     files: TraceFolder, config: Mapping[str, Json], weights: Weights
 ) -> PlaceInTrace | None:
-    """Return the position at which a resumed loop continues the trace: the one at which
-    the weights of the trace were equal to `weights`.
+    """Return the position at which a resumed loop continues the trace: the position at
+    which the weights of the trace were `weights`, up to rounding.
 
     Return None if the folder is empty or has no step. Raise if the trace never had
     these weights."""
@@ -169,8 +168,8 @@ def advice_for(key: str) -> str:
 
 
 def join_at(files: TraceFolder, place: PlaceInTrace, weights: Weights) -> None:
-    """In a process other than the first: continue the trace at the position that the
-    first process chose."""
+    """Continue the trace at the position that the first process chose. All other
+    processes call this function."""
     if not files.weights_at(place.events).is_file():
         raise Mistake(
             f"rank {files.rank} does not see what rank 0 wrote into {files.folder.path}; give a "
@@ -214,7 +213,7 @@ class StoredCall:
 
 @dataclass
 class CheckpointWriter:
-    """Writes checkpoints in a background thread, one at a time.
+    """A background thread that writes checkpoints, one at a time.
 
     If the process is killed, the latest checkpoint may be lost, but no partial file
     remains. If a write fails, its error is raised at the next step."""
@@ -251,8 +250,8 @@ class CheckpointWriter:
 
 @dataclass
 class DiskStore(AbstractStore):
-    """Writes a trace to a folder. If several processes train together, only the first
-    one writes checkpoints."""
+    """A store that writes a trace to a folder. If several processes train together,
+    only the first process writes checkpoints."""
 
     files: TraceFolder
     processes: Processes
@@ -347,10 +346,10 @@ class DiskStore(AbstractStore):
 
     def continue_at(self, place: PlaceInTrace) -> dict[str, object]:
         """Discard the steps after `place`, because the resumed loop repeats them.
-        Return the optimizer states that the trace stores at this position.
 
-        The next checkpoint stores them as its entry "ended", because the resumed loop
-        may begin with other states."""
+        Return an entry for the next checkpoint: {"ended": states}, with the optimizer
+        states that the trace has stored at this position. The resumed loop may begin
+        with other states."""
         self.files.folder.reopen()
         self.files.ended.unlink(missing_ok=True)
         self.files.log.truncate(place.events)
@@ -371,8 +370,8 @@ class DiskStore(AbstractStore):
         return {"ended": states_at_end(self.files.read(path))}
 
     def checkpoint_plan(self, weights: Weights) -> CheckpointPlan:
-        """Plan the checkpoints, for at most two numbers of
-        optimizer state per weight."""
+        """Plan the checkpoints. Assume that the optimizer's state has at most two
+        numbers per weight."""
         size = sum(part.nbytes for part in weights.values())
         free = disk_usage(self.files.path).free
         copies = 1 if all(map(is_plain_descent, self.optimizers)) else 3
@@ -485,7 +484,7 @@ class DiskStore(AbstractStore):
         """Add a checkpoint before the next event. If there are too many,
         delete every second one.
 
-        `more` are further entries of the checkpoint.
+        `more` holds other entries of the checkpoint, such as "ended".
         """
         # wait for the previous write, so that only one checkpoint is in memory at a
         # time
@@ -629,8 +628,8 @@ class LoopOnDisk:
         return tuple(self.restored_call(call, device) for call in event["calls"])
 
     def restored_call(self, call: Mapping[str, Any], device: torch.device) -> ModelCall:
-        """Return a stored call on a device. Traces of earlier versions lack its
-        fingerprint, shape and backward pass."""
+        """Return a stored call on a device. In traces of earlier versions, a
+        call has no fingerprint, shape or backward pass."""
         inputs = self.shards[int(call["rank"])].rows.find(call)
         losses = None
         if "losses" in call:
@@ -679,8 +678,8 @@ def moved_leaf(device: torch.device, tensor: Tensor) -> Tensor:
 def statistics_on(
     content: Mapping[str, Any], device: torch.device
 ) -> tuple[Weights, Weights] | None:
-    """Return the running statistics before and after a stored call,
-    on a device, or None."""
+    """Return the running statistics before and after a stored call, on a device. Return
+    None if the call has stored none."""
     stored = content.get("statistics")
     if stored is None:
         return None
@@ -691,8 +690,8 @@ def statistics_on(
 
 
 def weights_on(content: Mapping[str, Any], device: torch.device) -> Weights | None:
-    """Return the recorded weights of a stored call, on a device. Return None if the
-    call used the weights before its step."""
+    """Return the weights that the loop had moved before a stored call (as SAM does), on
+    a device. Return None if it had moved no weights."""
     stored = content.get("weights")
     if stored is None:
         return None

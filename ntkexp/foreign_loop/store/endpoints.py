@@ -65,7 +65,7 @@ class EndpointSteps(AbstractSteps):
 
 @dataclass
 class EndpointStore(AbstractStore):
-    """Stores the weights at both ends of a loop that runs again."""
+    """A store for the weights at both ends of a loop that runs again."""
 
     known: Sequence[KnownOptimizer]
     steps: EndpointSteps = field(default_factory=EndpointSteps)

@@ -142,8 +142,8 @@ class TraceFolder:
                 )
 
     def refuse_cut(self) -> None:
-        """Raise if there is a checkpoint after the last stored event. In a loop that has
-        ended, this means that events were lost."""
+        """Raise if there is a checkpoint after the last stored event, and no process
+        writes the trace any more. Then events were lost."""
         last = max(self.checkpoints, default=0)
         if last > len(self.log) and not is_held(self.folder.path / LOCK):
             raise Damaged(
@@ -220,8 +220,8 @@ All other containers become lists."""
 
 
 def written(content: object) -> list[bytes | memoryview]:
-    """Return content as a list of bytes. CPU tensors are not copied: their bytes share
-    their memory.
+    """Return content as a list of bytes. CPU tensors are not copied: the bytes share
+    the memory of the tensors.
 
     >>> content = read(b"".join(written({"x": torch.ones(2), "more": (1, None, "text")})))
     >>> content["x"].tolist(), content["more"]
@@ -286,8 +286,8 @@ def weights_digest(weights: Weights) -> str:
 
 
 def read(content: bytes | memoryview) -> Any:
-    """Return the content that some bytes store. Its tensors share memory with the
-    bytes, so do not write to them."""
+    """Return the content that some bytes store. Do not write to its tensors, because
+    they share memory with the bytes."""
     view = memoryview(content)
     # torch would warn that the memory is read-only
     view = memoryview(bytearray(view)) if view.readonly else view
@@ -353,7 +353,7 @@ class ExampleLog:
 
     @cached_property
     def places(self) -> dict[str, tuple[int, int]]:
-        """By the key of each example: its place in the log, (entry, row)."""
+        """The position (entry, row) of each example in the log, by its key."""
         return {
             key: (entry, row)
             for entry, content in enumerate(self.entries)
@@ -424,10 +424,10 @@ def event_of(
 
     If all calls were made at the weights of this step, a replay can recompute the
     gradient. The event then stores only a signature (random projection) of each
-    matrix's gradient. Gradients of vectors, such as biases, are stored in full, because
-    they are small, and because another machine may not reproduce them: if their terms
-    cancel, they are only rounding errors. An example is the last bias if the loss
-    depends only on differences of outputs.
+    matrix's gradient. Gradients of vectors, such as biases, are small and stored in
+    full. They may be only rounding errors, which another machine does not reproduce.
+    An example is the last bias if the loss depends only on differences of outputs. In
+    other cases, the event stores all gradients in full.
 
     The gradients are not copied.
     """

@@ -106,7 +106,7 @@ def bytes_in(content: object) -> int:
 
 @dataclass
 class MemoryStore(AbstractStore):
-    """Stores steps in memory."""
+    """A store of steps in memory."""
 
     known: Sequence[KnownOptimizer]
     output: Output

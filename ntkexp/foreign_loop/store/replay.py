@@ -66,8 +66,8 @@ MAX_KNOWN_CLIPS = 4
 
 @dataclass
 class ReplayedLoop:
-    """Replays a loop one event at a time. Holds the weights
-    and the optimizer states."""
+    """A loop that is replayed one event at a time: its present weights and optimizer
+    states."""
 
     called: CalledModule
     known: Sequence[KnownOptimizer]
@@ -174,16 +174,16 @@ class ReplayedLoop:
     def gradient(
         self, event: Event, calls: Sequence[ModelCall], start: Weights
     ) -> tuple[Weights, bool]:
-        """Return the gradient that the optimizer used, and if proof (a) can use it
-        instead of recomputing it.
+        """Return the gradient that the optimizer used. Also return True if proof (a)
+        can use this gradient as the gradient of the calls.
 
-        The event stores the gradients of some parameters. Recompute the others from the
-        calls. The event has the signatures of their recorded gradients. They give the
-        factor by which the recomputed gradients must be multiplied. Parameters without
-        a gradient get zeros.
+        The event stores the gradients of some parameters. Recompute the gradients of
+        the other parameters from the calls, and multiply each by a factor. The recorded
+        signature of a gradient determines its factor. Parameters without a gradient get
+        zeros.
 
-        Proof (a) can use the result if BatchNorm coupled the calls, and all factors are
-        1: then the result is the gradient of the calls."""
+        If all factors are 1, the result is the gradient of the calls. Proof (a) uses it
+        only if BatchNorm coupled the calls."""
         stored = {
             name: part.to(self.weights[name]) for name, part in event["whole"].items()
         }
@@ -224,7 +224,8 @@ class ReplayedLoop:
         return self.with_zeros(gradient | stored, settings_of(event)), False
 
     def with_zeros(self, gradient: Weights, names: Iterable[str]) -> Weights:
-        """Return the gradients of some parameters, and zeros if there is none."""
+        """Return the gradients of the named parameters. If a parameter has no gradient,
+        return zeros for it."""
         return {
             name: gradient[name]
             if name in gradient
@@ -332,9 +333,9 @@ class ReplayedLoop:
     # --- Comparison with the loop
 
     def meet(self, step: int, then: Any) -> float:
-        """Compare the replayed weights and momenta with those of the checkpoint `then`,
-        and return the relative distance of the weights. Raise if the distance is larger
-        than rounding."""
+        """Compare the replayed weights and momenta with the checkpoint `then`. Return
+        the relative distance of the weights. Raise if a distance is larger than
+        rounding."""
         error = distance(self.weights, then["weights"])
         self.refuse_astray(step, error, then["weights"])
         for known, here, there in zip(
@@ -350,9 +351,9 @@ class ReplayedLoop:
         by more than rounding.
 
         The bound on the rounding error is relative to the norm of the momentum, plus
-        the root mean square of all momenta. The second term matters for gradients that
-        are zero by symmetry, such as the bias of the keys in attention. Their momentum
-        is only a rounding error."""
+        the root mean square of all momenta. The second term matters for parameters
+        whose gradient is zero by symmetry, such as the bias of the keys in attention.
+        The momentum of such a parameter is only a rounding error."""
         names = [name for name in here if name in there]
         norms = list[Tensor]()
         for name in names:
@@ -416,8 +417,8 @@ def momenta_of(known: KnownOptimizer, states: OptimizerState) -> Weights:
 def residual_of(
     step: LinearStep, step_input: StepInput, momentum: Tensor | None, after: Tensor
 ) -> Tensor:
-    """Return the residual r of a linear step, where θ₊ = `after` are the weights after
-    it:
+    """Return the residual r of a linear step. θ₊ = `after` are the weights after the
+    step:
 
     θ₊ = (1 − d)θ − M(S ⊙ m + N ⊙ p) − r
     """
@@ -447,10 +448,10 @@ class ReplayedSteps(AbstractSteps):
     output: Output
     known: Sequence[KnownOptimizer]
     same_kernels: bool = False
-    # steps that need `remembered`, the momentum before them
+    # indices of the steps that get `remembered`, the momentum before the step
     begins: frozenset[int] = frozenset()
-    # The replayed segment in memory; at most one. Its key is the range of its events:
-    # the first, and the one after the last.
+    # The replayed segment in memory (at most one). Its key is the index of its first
+    # event, and the index after its last event.
     segments: dict[tuple[int, int], Segment] = field(default_factory=dict)
     signatures: Signatures = field(default_factory=Signatures)
     # clipping by value in the steps so far
@@ -605,8 +606,8 @@ class ReplayedSteps(AbstractSteps):
             self.signatures,
             clips=self.clips,
         )
-        # if there is only one event between two checkpoints, its weights after the step
-        # are read, not replayed
+        # If there is only one event between two checkpoints, the weights after the
+        # event are read, not replayed.
         is_single = (
             stop - begin == 1 and then is not None and states_at_end(then) is not None
         )

@@ -1,8 +1,8 @@
 """Processes that train together (distributed data parallel).
 
-Only the first process decides, for example where a trace continues; the others read its
-decision. Each process stores a part of the trace (a shard). When the trace is read, the
-shards are merged."""
+Only the first process makes decisions, for example where a trace continues. The other
+processes read its decisions. Each process stores a part of the trace (a shard). When
+the trace is read, the shards are merged."""
 
 from __future__ import annotations
 
@@ -173,8 +173,8 @@ def shard_events(shard: TraceFolder) -> list[dict[str, Any]]:
 def refuse_other_length(
     shards: Sequence[TraceFolder], events: Sequence[Sequence[Mapping[str, Any]]]
 ) -> None:
-    """Raise if a process ended its loop after fewer steps than others. If the process
-    was killed, only warn that the trace is shorter."""
+    """Raise if a process ended its loop after fewer steps than another process. If it
+    was killed before the end, only warn that the trace is shorter."""
     steps = [shard[-1]["step"] + 1 if shard else 0 for shard in events]
     fewest = min(steps)
     most = max(steps)
