@@ -191,7 +191,8 @@ class Factored:
 
     def applied(self, weights: Weights) -> Outputs:
         """Return J v for a vector v in the shape of the weights."""
-        # z = s v_b + a V_W, where v_b and V_W are the parts of v for bias and weight
+        # z = s v_b + a V_W, where v_b and V_W are the parts of v for bias and weight,
+        # and s is `shift`
         terms = []
         if self.bias is not None and self.shift is not None:
             bias = self.bias.of(weights[self.bias.name].contiguous())
@@ -246,7 +247,8 @@ class Factored:
                     self.inputs.flatten(0, 1).t(), outputs.flatten(0, 1), out=gradient
                 )
             else:
-                # sum over examples: copying the inputs would take more memory
+                # First multiply for each example, then sum. Flattening may copy the
+                # inputs, which are larger than the products here.
                 torch.sum(self.inputs.mT @ outputs, 0, out=gradient)
 
         # s Σ_nu β

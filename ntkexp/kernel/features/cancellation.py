@@ -34,7 +34,7 @@ from ntkexp.kernel.features.blocks import Copies, Factored, Rows
 from ntkexp.kernel.features.jacobian import Jacobian
 from ntkexp.shapes import Weights
 
-# c covers the rounding of the terms, and the rounding of their sum in any order
+# the constant c: it covers the rounding of the terms and, in any order, of their sum
 ROUNDING_EPS = 64
 # a gradient counts as rounding error if it is at most this multiple of the difference
 # of two summation orders

@@ -226,8 +226,8 @@ class Assembly:
         return {block.name: block.rows[self.read :] for block in rows}
 
     def add(self, part: Jacobian) -> bool:
-        """Copy the gradients of the next batch into the buffers. Return False if its
-        blocks have other formats than those of the first batch."""
+        """Copy the gradients of the next batch into the buffers. Return False if the
+        block formats of this batch and of the first batch differ."""
         if not self.buffer:
             self.buffer = tuple(
                 empty_block(block, self.examples) for block in part.blocks
@@ -265,8 +265,8 @@ def shapes_per_example(values: Mapping[str, Tensor]) -> dict[str, torch.Size]:
 
 
 # Uses u of a weight with the same β can be merged into one use. For example, a mean over
-# positions gives all positions the same β, and a readout at one position gives the
-# others β = 0.
+# positions gives all positions the same β, and a readout at one position gives all
+# other positions β = 0.
 #
 #     Σ_u a_u ⊗ w_u β = (Σ_u w_u a_u) ⊗ β        with w_u = 1 or 0
 #

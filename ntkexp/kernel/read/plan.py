@@ -153,8 +153,7 @@ def threads_by_size(operations: float, most: int) -> int:
 
 @contextmanager
 def threads_for(operations: float) -> Iterator[None]:
-    """Set torch's number of threads inside the context. It
-    depends on the number of operations."""
+    """Inside the context, run torch on one thread if there are few operations."""
     before = torch.get_num_threads()
     chosen = threads_by_size(operations, before)
     if chosen == before:
@@ -177,7 +176,7 @@ class Work:
 
     def of_kernel(self, counts: tuple[int, int], outputs: int) -> float:
         """Return the approximate number of operations of a kernel. `counts` holds the
-        numbers of rows and columns in examples."""
+        numbers of left and right examples."""
         left, right = counts
         return (
             2 * (1 + outputs) * self.multiplications * (left + right)
