@@ -10,9 +10,9 @@ The result of each check is cached. The cache key consists of the structure of t
 
 A module with `detach`, a straight-through estimator or a custom autograd.Function may be
 trained by gradients that are not the derivatives of its values. Difference rules use
-only the values, so they give the true derivatives. To test if a function is faithful, compute one random
-vector-Jacobian product twice: by the difference rules, and by autograd through the
-module."""
+only the values, so they give the true derivatives. To test if a function is faithful,
+compute one random vector-Jacobian product twice: by the difference rules, and by
+autograd through the module."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ class Unfaithful(NoRule):
 
 @dataclass(frozen=True)
 class CheckCache:
-    """Cached results of the checks of one function. Unless a comment names another key,
-    `Checks.cache_key` or the structure of the tape is the key."""
+    """Cached results of the checks of one function. `Checks.cache_key` computes
+    most of the keys."""
 
     routes: LRUCache[Routes] = field(default_factory=LRUCache)
     owners: LRUCache[Owners] = field(default_factory=LRUCache)

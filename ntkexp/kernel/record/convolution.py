@@ -27,7 +27,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-# bytes of patches or copies that one thread makes at a time, about half of its cache
+# bytes of patches or copies that one thread makes at a time, half of a core's cache
 CACHED_PATCH_BYTES = 2**20
 # bytes of patches that are copied for a product with a weight
 PRODUCT_PATCH_BYTES = 2**22
@@ -92,9 +92,9 @@ def convolve_back(
     """Compute the gradient with respect to the input from the gradient w of the result.
     `shape` is the shape of one input image.
 
-    With more than one thread, and for strided, grouped and transposed convolutions,
-    call torch's backward pass: the products of `convolve_flipped` are so small that
-    threads would wait for each other.
+    Call `convolve_flipped` only for float64 convolutions of stride 1 on one CPU thread.
+    Its products are so small that several threads would wait for each other. Otherwise
+    call torch's backward pass.
 
     >>> w, kernel = torch.ones(1, 1, 1, 2, dtype=torch.float64), torch.tensor([[[[1.0, 2.0]]]], dtype=torch.float64)
     >>> convolve_back(w, [1, 1, 3], kernel, [1, 1], [0, 0], [1, 1], False, [0, 0], 1)
@@ -246,7 +246,8 @@ class Window:
             max(1, PRODUCT_PATCH_BYTES // (one.numel() * one.element_size())),
             len(self.x),
         )
-        # not in place, because compiled programs overwrite nothing
+        # a single batch needs no buffer; compiled programs require this, because they
+        # overwrite nothing
         if step == len(self.x):
             yield slice(None), self.rows.mT
             return

@@ -186,7 +186,7 @@ class Simplifier:
                 and self.values[entry.results[0]].shape
                 == self.values[entry.slots[0]].shape
             )
-            # slot 2 equals the number 2, but its `repr` is @2
+            # compare texts, because slot 2 equals the number 2, but has the text @2
             key = (
                 entry.op,
                 repr((entry.args, entry.kwargs)),
@@ -286,8 +286,8 @@ def has_layout_of(one: Tensor, other: Tensor) -> bool:
     )
 
 
-# Functions of torch for operations of ATen. Calling a function takes half the time of
-# calling the operation object.
+# Programs call functions of torch where possible, because calling an operation object of
+# ATen takes twice as long.
 
 
 def same(one: Tensor, other: Tensor) -> bool:

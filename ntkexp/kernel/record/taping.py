@@ -48,7 +48,7 @@ and recurrent cells on GPUs."""
 
 def columns(function: Function, weights: Weights, inputs: Inputs) -> Tensor:
     """Return the function's outputs as a matrix with one row for each example. Raise
-    Mistake if they have another form."""
+    Mistake if the outputs do not have this form, or are not real numbers."""
     outputs = function(weights, inputs)
     count = examples(inputs)
     if outputs.is_complex():
@@ -144,7 +144,7 @@ class Taping:
                 return self.tape(run, rewrites=True)
 
     def tape(self, run: Callable[[Weights, Inputs], Tensor], *, rewrites: bool) -> Tape:
-        """Run a function once under a recorder."""
+        """Run a function once under a recorder. `rewrites` is an option of `Recorder`."""
         leaves = {
             name: weight.detach().requires_grad_(self.differentiable)
             for name, weight in self.weights.items()
