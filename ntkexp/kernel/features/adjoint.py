@@ -95,7 +95,7 @@ class Adjoint:
     def scaled_part(
         self, name: str, factors: Weights
     ) -> Float[Tensor, "query out size"]:
-        """Return factors ⊙ U for one parameter. Without factors, return U, not a copy."""
+        """Return factors ⊙ U for one parameter. Without factors, do not copy U."""
         part = self.parts[name]
         return part * factors[name].reshape(-1) if name in factors else part
 

@@ -228,9 +228,9 @@ def cut_parameter(
 
 
 def groups(columns: Sequence[Column]) -> Iterator[list[Column]]:
-    """Yield groups of columns. One matrix product handles one group. First, yield each
-    chunk of a parameter as its own group. Then yield groups of blocks, small ones first.
-    """
+    """Yield groups of columns. One matrix product handles one group. First, each
+    chunk of a parameter forms its own group. Then blocks form groups, the smallest
+    blocks first."""
     blocks: list[Column] = []
     for column in columns:
         if isinstance(column[0], ParameterChunk):

@@ -45,7 +45,7 @@ from ntkexp.kernel.secant.replay import Replay
 from ntkexp.shapes import Function, Inputs, Weights
 
 # Capacity of a cache of results. If a function routes by its inputs (by indices or
-# masks), each batch of a run has its own routing, and needs its own program and entry.
+# masks), each batch of a run may have its own routing, program and entry.
 MAX_ANSWERS = 64
 
 A = TypeVar("A")

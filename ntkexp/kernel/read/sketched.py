@@ -230,8 +230,8 @@ def kernel_by_groups(
 
 # The sketched tangent kernel. Examples are read in batches, and only their sketches stay
 # in memory: k numbers for each example and output. The error bar needs the gradients
-# again, one chunk of the weights at a time. For this, Jacobians of batches stay in memory
-# while they fit. All other Jacobians are computed again.
+# again, one chunk of the weights at a time. So Jacobians of batches stay in memory as
+# long as they fit. All other Jacobians are computed again.
 
 
 # bytes of the products V J for one chunk of the weights, over all vectors V

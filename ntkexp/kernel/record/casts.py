@@ -6,8 +6,8 @@ cast, a secant is exact up to the rounding of the weights' precision, but the mo
 has slightly other outputs. For a float64 module with casts to float32, the choices are:
 
     keep     do not change the module. In each step, the secant has an error of 1e-7 of the outputs.
-    ignore   let operations whose `dtype` argument is lower use the dtype of the weights. This
-             changes the outputs by 1e-7.
+    ignore   let operations whose `dtype` argument is lower use the dtype of the
+             weights. This changes the outputs by 1e-7.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def without_casts(function: Function) -> Function:
 
 
 def has_casts(tape: Tape) -> bool:
-    """Return True if any value on a tape has lower precision than a weight. If none has,
+    """Return True if any value on a tape has lower precision than a weight. If not,
     `without_casts` would have recorded the same tape."""
     kinds = {value.dtype for value in tape.values if value.is_floating_point()}
     return max(torch.finfo(kind).eps for kind in kinds) > min(

@@ -5,8 +5,8 @@ a trained weight. It misses earlier coupling, such as subtracting the mean of th
 or sorting the batch. So the function also runs on parts of the batch, in random orders,
 and its outputs are compared. The parts are chosen by writing the numbers of the examples
 in binary. For every digit, the function runs on the examples whose digit is 0, and then
-on the examples whose digit is 1. Any two examples differ in some digit, so each runs at least
-once without the other. This takes as long as log₂ n runs of the whole batch.
+on the examples whose digit is 1. Any two examples differ in some digit, so each runs at
+least once without the other. This takes as long as log₂ n runs of the whole batch.
 
 Some functions couple examples only at certain values, for example if a norm exceeds a
 bound. So a few examples also run in one batch with copies, zeros, and very large
@@ -327,7 +327,8 @@ class Trial:
     @cached_property
     def largest_term(self) -> float:
         """The magnitude of the largest term in the sums that give the outputs. Rounding
-        errors are relative to this term. It may exceed the outputs, as in f(θ) − f(θ₀)."""
+        errors are relative to this term, which may exceed the outputs, as in
+        f(θ) − f(θ₀)."""
         reached = {self.tape.output}
         for entry in reversed(self.tape.entries):
             if entry.name in SUM_OPERATIONS and not reached.isdisjoint(entry.results):
@@ -341,7 +342,7 @@ class Trial:
 
     def noise_effect(self, given: Inputs, usual: Float[Tensor, "example out"]) -> float:
         """Return the largest change of the outputs `usual` if weights and inputs
-        receive relative noise of size eps. Return 0 if the function fails with noise."""
+        receive relative noise of size eps. Return 0 if the function then fails."""
 
         def noisy(tensor: Tensor) -> Tensor:
             return with_noise(stream("independence"), self.tape.eps, tensor)

@@ -286,7 +286,7 @@ def has_layout_of(one: Tensor, other: Tensor) -> bool:
     )
 
 
-# Programs call functions of torch where possible, because calling an operation object of
+# If possible, programs call functions of torch, because calling an operation object of
 # ATen takes twice as long.
 
 

@@ -452,8 +452,8 @@ def functional_twin(op: OpOverload) -> OpOverload | None:
 
 
 def refuse_other_kind(written: Tensor, value: Tensor) -> None:
-    """Raise Mistake if two views of a storage have different dtypes, because `positions`
-    counts elements of one dtype. Also refuse conjugated and negated views."""
+    """Raise Mistake if two views of a storage have different dtypes, or if a view is
+    conjugated or negated, because `positions` counts elements of one dtype."""
     if written.dtype != value.dtype or value.is_conj() or value.is_neg():
         raise Mistake(
             "the module writes complex numbers in place, and also views their real and "

@@ -144,7 +144,7 @@ class Taping:
                 return self.tape(run, rewrites=True)
 
     def tape(self, run: Callable[[Weights, Inputs], Tensor], *, rewrites: bool) -> Tape:
-        """Run a function once under a recorder. `rewrites` is an option of `Recorder`."""
+        """Run a function once under a `Recorder` with the option `rewrites`."""
         leaves = {
             name: weight.detach().requires_grad_(self.differentiable)
             for name, weight in self.weights.items()

@@ -2,18 +2,18 @@
 and helpers of the difference rules.
 
 Every value v of the network is v₀ at the start of the step and v₁ at its end. A rule
-is a function of a `Call` that returns the exact difference Δv = v₁ − v₀ of the operation's result,
-as a linear map of the differences of its arguments. The factors of this map are called
+takes a `Call`, and returns the exact difference Δv = v₁ − v₀ of the operation's result,
+as a linear map of the differences of the arguments. The factors of this map are called
 coefficients:
 
     mean     v̄ = (v₀ + v₁)/2
     slope    D(v₀, v₁), such as (σ(v₁) − σ(v₀))/(v₁ − v₀)
 
-Rules get coefficients from the methods of `Call`. These methods have a second purpose:
-the search for owners (`ownership`), which determines the example that each value belongs
-to. It sets `coefficient_noise`. Each coefficient that depends on inputs or weights is
-then replaced by a random number in [1, 2], so that no gradient is zero by chance,
-because of a dead unit, a black pixel, or a cancellation.
+Rules get coefficients from the methods of `Call`. These methods also serve the search
+for owners (`ownership`), which determines the example that each value belongs to. If
+`coefficient_noise` is set, the methods replace each coefficient that depends on inputs or
+weights by a random number in [1, 2]. Then no gradient is zero by chance, because of a
+dead unit, a black pixel, or a cancellation.
 
 A *use* of a weight is an operation that combines the weight with a value that depends on
 the inputs. In its rule, one term of Δv contains the difference of the weight. This term
@@ -386,11 +386,11 @@ class Call:
         return left, right
 
     def unbound(self, value: Ends, dim: int) -> tuple[Tensor, ...] | None:
-        """Split the difference of a value along an axis into separate tensors, for a
-        network that selects every index of the axis, one by one. Otherwise return None.
+        """Split the difference of a value along an axis into separate tensors. Return
+        None unless the network selects every index of the axis, one by one.
 
-        Autograd then stacks the gradients of all indices once, instead of adding each
-        one to a tensor of zeros."""
+        After a split, autograd stacks the gradients of all indices once, instead of
+        adding each gradient to a tensor of zeros."""
         key = (self.entry.args[0], dim % value.start.dim())
         unbound = self.state.unbound
         if self.is_use(value) or len(self.state.selected[key]) < value.start.shape[dim]:

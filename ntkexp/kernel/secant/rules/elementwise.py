@@ -249,8 +249,8 @@ def exponential_below(
 
 
 def softplus_slope(u0: Tensor, u1: Tensor) -> Tensor:
-    """Return the slope of log(1 + eᵘ): L₊/(L₊ + L₋). L₊ is the logarithmic mean of
-    eᵘ/(1 + eᵘ) over both ends, and L₋ is that of 1/(1 + eᵘ), as in softmax."""
+    """Return the slope of log(1 + eᵘ): L₊/(L₊ + L₋). L₊ and L₋ are the
+    logarithmic means of eᵘ/(1 + eᵘ) and of 1/(1 + eᵘ) over both ends, as in softmax."""
     above, below = (
         log_mean(*(logsigmoid(sign * u) for u in (u0, u1))) for sign in (1, -1)
     )
