@@ -7,10 +7,10 @@ The backward sum over steps updates U with the Jacobian J of the queries at each
     U ← scale ⊙ J + decay · U
 
 where `scale` has one number for each weight, and `decay` is the momentum decay of the
-optimizer. The contributions of training examples are inner
-products of U with their gradients. A layer z = a W has the gradient Σ_u a_u ⊗ β_u,
-where a_u is the input and β_u = ∂f/∂z_u the output gradient at use u of the weight W.
-Its inner product with U is
+optimizer. The contribution of a training example is the inner product of U with the
+example's gradient. A layer z = a W has the gradient Σ_u a_u ⊗ β_u, where a_u is the
+input and β_u = ∂f/∂z_u the output gradient at use u of the weight W. Its inner product
+with U is
 
     ⟨U, Σ_u a_u ⊗ β_u⟩ = Σ_u a_uᵀ U β_u
 

@@ -1,5 +1,5 @@
-"""Detect gradients that consist only of rounding error, so that their steps are
-credited to no example.
+"""Detect gradients that consist only of rounding error, so that the changes of the
+weights that they cause are credited to no example.
 
 The gradient of an element is a sum of terms, one for each example and each use of the
 weight. The rounding error of the sum is up to a few eps of Σ |terms|. If the gradient
@@ -12,7 +12,7 @@ depends only on differences of outputs. The exact gradient of the last bias is t
 zero, and the computed gradient is only rounding error. Adam and similar optimizers
 divide a gradient by its own magnitude, so they move this bias by a full step. But the
 contributions of single examples to this step are about 1/eps times larger than the
-step, and cancel. They carry no information.
+step, and cancel. So these contributions carry no information.
 
 Terms may also cancel inside the network, for example before a norm. The sizes of these
 terms are not available. In this case, sum the same terms in two different orders: if
@@ -34,7 +34,7 @@ from ntkexp.kernel.features.blocks import Copies, Factored, Rows
 from ntkexp.kernel.features.jacobian import Jacobian
 from ntkexp.shapes import Weights
 
-# the constant c: it covers the rounding of the terms and, in any order, of their sum
+# the constant c covers the rounding of each term, and of the sum in any order
 ROUNDING_EPS = 64
 # a gradient counts as rounding error if it is at most this multiple of the difference
 # of two summation orders

@@ -1,13 +1,13 @@
 """The kernel of two Jacobians, K = J_left J_rightᵀ, as a sum over parameters.
 
-If both Jacobians hold the gradients of a weight in factored form (see `blocks`), their
-inner product is a double sum over the uses u and v of the weight:
+If both Jacobians hold the gradients of a weight in factored form (see `blocks`), the
+inner product of two gradients is a double sum over the uses u and v of the weight:
 
     ⟨Σ_u a_u ⊗ β_u, Σ_v a′_v ⊗ β′_v⟩ = Σ_uv ⟨a_u, a′_v⟩⟨β_u, β′_v⟩
 
 Here a are the inputs of a layer and β the gradients at its outputs. For each pair of
 uses, this takes about inputs + features multiplications. The other way is to multiply
-the gradients out first. It takes inputs · features multiplications for each pair of
+the gradients out first. This takes inputs · features multiplications for each pair of
 examples, which is cheaper if there are many uses. `Sizes` counts the multiplications of
 both ways for each weight.
 

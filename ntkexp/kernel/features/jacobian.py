@@ -2,7 +2,7 @@
 
 There are two forms with the same methods. An *assembled* Jacobian has one block for
 each parameter, which is faster for many inner products. A Jacobian that was *read use
-by use* has one block for each operation that used a weight. It takes less memory if
+by use* has one block for each operation that used a weight. This takes less memory if
 examples read only a few rows of a large embedding table."""
 
 from __future__ import annotations
@@ -221,7 +221,7 @@ class Assembly:
     @property
     def rows(self) -> Weights:
         """The free part of the buffers for gradients, by parameter. A reader may write
-        the next batch there directly."""
+        the next batch into this part directly."""
         rows = (block for block in self.buffer if isinstance(block, Rows))
         return {block.name: block.rows[self.read :] for block in rows}
 

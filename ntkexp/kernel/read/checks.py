@@ -171,9 +171,9 @@ class Checks:
         through the module.
 
         Every element must have an owner, and the gradients at the uses must add up to
-        the module's gradients. They do not, for example, if the module writes in place
-        under no_grad, because the recorder replaces this write by a differentiable
-        operation."""
+        the module's gradients. The sums differ, for example, if the module writes in
+        place under no_grad, because the recorder replaces this write by a
+        differentiable operation."""
 
         def compare() -> bool:
             if not match_uses(uses, owned):

@@ -351,8 +351,8 @@ def jacobian_one_by_one(
     return Jacobian(blocks, len(together), len(mixtures))
 
 
-# The cost of a kernel of many examples. It is estimated from `some`, the Jacobian of a
-# few examples with one block for each use.
+# The functions below estimate the cost of a kernel of many examples from `some`, the
+# Jacobian of a few examples with one block for each use.
 
 
 # assemble Jacobians up to this many bytes, since assembled ones are faster

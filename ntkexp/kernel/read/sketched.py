@@ -228,10 +228,10 @@ def kernel_by_groups(
     return kernel
 
 
-# The sketched tangent kernel. Examples are read in batches, and only their sketches stay
-# in memory: k numbers for each example and output. The error bar needs the gradients
-# again, one chunk of the weights at a time. So Jacobians of batches stay in memory as
-# long as they fit. All other Jacobians are computed again.
+# For a sketched tangent kernel, examples are read in batches, and only their sketches
+# stay in memory: k numbers for each example and output. The error bar needs the
+# gradients again, one chunk of the weights at a time. So Jacobians of batches stay in
+# memory as long as they fit. All other Jacobians are computed again.
 
 
 # bytes of the products V J for one chunk of the weights, over all vectors V

@@ -207,7 +207,7 @@ def sliding_windows(
 
 @dataclass(frozen=True, eq=False)
 class Window:
-    """The patches of a convolution's input. They are copied only when they are
+    """The patches of a convolution's input. The patches are copied only when they are
     multiplied."""
 
     x: Float[Tensor, "example channel *pixels"]

@@ -11,7 +11,7 @@ least once without the other. This takes as long as log₂ n runs of the whole b
 Some functions couple examples only at certain values, for example if a norm exceeds a
 bound. So a few examples also run in one batch with copies, zeros, and very large
 numbers. A function that has passed all tests gets fewer tests on other batches: it runs
-on a random half, and on the rest."""
+on a random half, and on the other half."""
 
 from __future__ import annotations
 
@@ -97,9 +97,9 @@ def refuse_dependence(function: Function, tape: Tape, *, known: bool = False) ->
     parts, or together with other inputs.
 
     A function that is `known` to have passed on another batch runs only on a random
-    half and on the rest. If Python may have branched on numbers that depend on the
-    inputs, a few examples also run alone: if several examples decide a branch in the
-    same way, removing half of them may not change the branch."""
+    half and on the other half. If Python may have branched on numbers that depend on
+    the inputs, a few examples also run alone: if several examples decide a branch in
+    the same way, removing half of them may not change the branch."""
     weights = tape.recorded_weights
     everyone = range(len(tape.outputs))
     with torch.no_grad():

@@ -220,7 +220,7 @@ class Recorder(DispatchMode):
         self.entries: list[Entry] = []
         self.values: list[Tensor] = []
         self.slots: dict[int, Slot] = {}  # by the id of the tensor
-        # keeps the tensors alive, so that no other tensor gets the id of one of them
+        # keeps tensors alive, because Python may reuse the id of a deleted tensor
         self.seen: dict[int, Tensor] = {}
         # the content, as one flat tensor, of each storage that was written to
         self.flats: dict[int, Tensor] = {}

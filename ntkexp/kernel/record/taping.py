@@ -240,8 +240,8 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 class MemoryLimit(DispatchMode):
-    """A mode that limits the total bytes of new arrays. It counts their shapes before
-    torch allocates them.
+    """A mode that limits the total bytes of new arrays. It adds up the sizes of arrays
+    before torch allocates them.
 
     For the error message, `what` names the arrays, and `remedy` names the setting that
     makes them smaller. `copies` is the number of such arrays that will exist in the

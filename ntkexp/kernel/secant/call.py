@@ -11,9 +11,9 @@ coefficients:
 
 Rules get coefficients from the methods of `Call`. These methods also serve the search
 for owners (`ownership`), which determines the example that each value belongs to. If
-`coefficient_noise` is set, the methods replace each coefficient that depends on inputs or
-weights by a random number in [1, 2]. Then no gradient is zero by chance, because of a
-dead unit, a black pixel, or a cancellation.
+`coefficient_noise` is set, the methods replace each coefficient that depends on inputs
+or weights by a random number in [1, 2]. Then no gradient is zero by chance, because of
+a dead unit, a black pixel, or a cancellation.
 
 A *use* of a weight is an operation that combines the weight with a value that depends on
 the inputs. In its rule, one term of Δv contains the difference of the weight. This term
@@ -175,7 +175,7 @@ class Ends:
     delta: Tensor | None
     # True if the tensor depends on trained weights and not on inputs
     from_weights: bool = False
-    from_inputs: bool = True
+    from_inputs: bool = True  # True if the tensor depends on inputs
 
     @property
     def change(self) -> Tensor:

@@ -334,8 +334,8 @@ def routes(tape: Tape) -> Routes:
 
 
 def routing_slots(tape: Tape, entry: Entry, read: set[Slot]) -> Iterator[Slot]:
-    """Yield the slots of an operation's routing values. These are its integer or mask
-    arguments, if they select rows, and its integer results, such as the order of a
+    """Yield the slots of an operation's routing values. Routing values are integer or
+    mask arguments that select rows, and integer results, such as the order of a
     sort."""
     # h[h < 0] = 0 keeps every element at its index, so its mask is no routing value
     if entry.name == "index_put":

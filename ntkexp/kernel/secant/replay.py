@@ -17,8 +17,8 @@ Jacobian.
 
 Literature: the difference rules are discrete gradients (Itoh & Abe 1988, Gonzalez 1996,
 McLachlan, Quispel & Robidoux 1999) chained along a program, like the multipliers of
-DeepLIFT (Shrikumar, Greenside & Kundaje 2017). They replace the integral of integrated
-gradients (Sundararajan, Taly & Yan 2017)."""
+DeepLIFT (Shrikumar, Greenside & Kundaje 2017). The rules replace the integral of
+integrated gradients (Sundararajan, Taly & Yan 2017)."""
 
 from __future__ import annotations
 

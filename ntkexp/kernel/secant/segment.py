@@ -66,10 +66,10 @@ def point(weights: Weights) -> Segment:
 #     ‖J̄Δθ − Δf‖ ≤ MULTIPLE · eps · (‖f(θ₀)‖ + ‖f(θ₁)‖)
 #
 # The norms run over all examples and outputs. eps is the largest machine epsilon of all
-# values between weights and outputs. If the test fails, the user gets a remark:
-# rounding explains the error only if the outputs are small differences of large numbers.
-# If the error is nan, or so large that f has lost half of its digits, the kernel counts
-# as wrong.
+# values between weights and outputs. If the test fails, the user gets a remark,
+# because rounding explains such an error only if the outputs are small differences of
+# large numbers. If the error is nan, or so large that f has lost half of its digits,
+# the kernel counts as wrong.
 
 
 ALL = slice(None)

@@ -214,7 +214,7 @@ def reduce_loss(losses: Tensor, reduction: int) -> Tensor:
 
 def log_times(shift: float) -> Rule:
     """Return a rule for a log(c + b) with c = `shift`, by averaged slopes.
-    For a = 0, it is zero."""
+    The product counts as zero if a = 0."""
 
     def slope_in_a(z0: Tensor, z1: Tensor, b: Tensor) -> Tensor:
         return torch.log1p(b) if shift else torch.log(b)
@@ -226,8 +226,8 @@ def log_times(shift: float) -> Rule:
     return partial(of_two, slope_in_a, slope_in_b)
 
 
-# Binary cross-entropy, of logits or of probabilities. It is a sum of products of labels
-# and logarithms, and each factor has a slope without cancellation.
+# The binary cross-entropy of logits or of probabilities is a sum of products of labels
+# and logarithms. Each factor has a slope without cancellation.
 
 
 LOWEST = -100.0  # torch's lower bound for logarithms in the cross-entropy

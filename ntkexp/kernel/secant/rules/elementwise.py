@@ -311,8 +311,7 @@ SLOPES: dict[str, Slope] = {
     ),
     "sin": lambda _, z0, z1: sin(z0, z1),
     "softplus": softplus,
-    # 1/(√z₀ + √z₁), and 0 if z₀ = z₁ = 0, where nothing changes (autograd gives
-    # infinity there)
+    # 1/(√z₀ + √z₁), and 0 if z₀ = z₁ = 0 (autograd gives infinity)
     "sqrt": lambda _, z0, z1: quotient(torch.ones_like(z0), z0.sqrt() + z1.sqrt(), 0.0),
     "tanh": lambda _, z0, z1: tanh(z0, z1),
 }
@@ -344,11 +343,11 @@ def elementwise(slope: Slope, call: Call) -> Tensor:
     return call.slope(value, partial(slope, call)) * call.delta(value)
 
 
-# Functions σ without a closed form for their slope D. A break is a kink or a singularity
-# of σ. If |d| is at most `GAUSS_RANGE` times the distance to the nearest break, the
-# quotient Δσ/Δz would lose digits. Then D is the mean of the derivative at three Gauss
-# nodes. Otherwise D is the quotient. If σ is linear between its breaks, D is the
-# derivative if no break lies between z₀ and z₁, and the quotient otherwise.
+# The functions σ below have no closed form for the slope D. A break is a kink or a
+# singularity of σ. If |d| is at most `GAUSS_RANGE` times the distance to the nearest
+# break, the quotient Δσ/Δz would lose digits. Then D is the mean of the derivative at
+# three Gauss nodes. Otherwise D is the quotient. If σ is linear between its breaks, D
+# is the derivative if no break lies between z₀ and z₁, and the quotient otherwise.
 
 
 def derivative_of(function: Function, z: Tensor) -> Tensor:

@@ -5,8 +5,8 @@
 There are two kinds of rules, and both are exact. The rule `first` is for an operation
 that is linear in its first argument. It applies the operation to the difference of this
 argument. The rule `join` is for an operation that is linear in several arguments
-together, such as `cat`. It applies the operation to all their differences at once, with
-zeros for arguments that do not change."""
+together, such as `cat`. It applies the operation to the differences of all arguments at
+once, with zeros for arguments that do not change."""
 
 from __future__ import annotations
 

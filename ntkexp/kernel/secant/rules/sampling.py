@@ -140,7 +140,7 @@ class PixelScale:
     def reflected(self, p: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return a coordinate after reflection at the borders of the picture.
 
-        Also return the slope of the reflection there (1 or −1), and the index of the
+        Also return the slope of the reflection at p (1 or −1), and the index of the
         linear piece that contains the coordinate."""
         low = 0.0 if self.corners else -0.5
         span = float(self.size - 1 if self.corners else self.size)
