@@ -222,7 +222,7 @@ class Factored:
         return replace(self, inputs=inputs, shift=shift)
 
     def weighted(self, output_gradient: Outputs) -> Factored:
-        """Return Σ_c ℓ′_c J_c, a block with a single output."""
+        """Return Σ_c ℓ′_c J_c (ℓ′: `output_gradient`), a block with a single output."""
         outputs = torch.einsum("nc,ncuo->nuo", output_gradient, self.outputs)
         return replace(self, outputs=outputs[:, None])
 

@@ -42,8 +42,8 @@ UNKNOWN_DIFFERENCES = 8
 
 
 def term_sizes(jacobians: Iterable[Jacobian], weights: Weights) -> Weights:
-    """Return Σ|terms| of the gradient of each parameter,
-    from the gradients Jᵀℓ′ of examples.
+    """Return Σ|terms| of the gradient of each parameter, from Jacobians that hold the
+    gradients of the loss, one for each example.
 
     A vector gets one number for each element. Any other parameter gets a single number,
     the sum of the terms' norms.

@@ -100,8 +100,9 @@ def shared_extents(left: Jacobian, right: Jacobian) -> dict[str, int]:
 def contributions(
     left: Jacobian, right: Jacobian, output_gradient: Float[Tensor, "train out_"]
 ) -> Float[Tensor, "query out train"]:
-    """Return K ℓ′. First contract the outputs of each training example with ℓ′, so that
-    the example has one gradient instead of one for each output."""
+    """Return K ℓ′, where ℓ′ is the `output_gradient` of the loss. First contract the
+    outputs of each training example with ℓ′, so that the example has one gradient
+    instead of one for each output."""
     return gram(left, right.weighted(output_gradient)).squeeze(3)
 
 

@@ -99,7 +99,7 @@ def selected_outputs(outputs: Outputs | str, count: int) -> Sequence[int]:
 def chunks(
     tape: Tape, examples: int, count: int, read: Callable[[Sequence[int]], Jacobian]
 ) -> Iterator[range]:
-    """Yield the indices of all outputs, in groups whose gradients take at most
+    """Yield the indices of all `count` outputs, in groups whose gradients take at most
     OUTPUT_GRADIENT_BYTES.
 
     Count the gradients of values on the tape, and of weights whose gradients are not

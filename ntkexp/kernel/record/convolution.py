@@ -44,8 +44,8 @@ def convolve(
     extra: Sequence[int],
     groups: int,
 ) -> Float[Tensor, "example features *pixels_"]:
-    """Compute `torch.convolution`, for a few examples at a time
-    if torch would copy patches.
+    """Compute `torch.convolution`, for a few examples at a time if torch would copy
+    patches. `extra` is torch's `output_padding`.
 
     >>> x, kernel = torch.randn(9, 8, 32, 32, dtype=torch.float64), torch.randn(4, 8, 5, 5, dtype=torch.float64)
     >>> how = ([1, 1], [2, 2], [1, 1], False, [0, 0], 1)
@@ -134,7 +134,7 @@ def convolve_flipped(
     border: Sequence[int],
     dilation: Sequence[int],
 ) -> Float[Tensor, "image channel height width"]:
-    """Return the convolution of w, padded with zeros, and the reversed kernel.
+    """Return the convolution of w, padded with `border` zeros, and the reversed kernel.
 
     For each column of the window, make a copy of w that is shifted along the last axis.
     For each row of the window, read these copies from a different

@@ -94,8 +94,8 @@ def on_shared_vector(transpose: LinearFunction, axis: int) -> LinearFunction:
 def inner_products(
     vectors: Float[Tensor, "vector *row size"], fixed: Float[Tensor, "count *row size"]
 ) -> Float[Tensor, "count vector *row 1"]:
-    """Return ⟨v, f⟩ for each row of the vectors v with the same row of the fixed
-    vectors f, by one batched matrix product."""
+    """Return ⟨v, f⟩ for each row of each vector v, with the same row of each fixed
+    vector f, by one batched matrix product."""
     size = fixed.shape[-1]
     rows = vectors.reshape(len(vectors), -1, size).permute(1, 2, 0)
     products = torch.bmm(fixed.reshape(len(fixed), -1, size).transpose(0, 1), rows)
