@@ -83,8 +83,8 @@ class Jacobian:
         return replace(self, blocks=tuple(blocks), starts=tuple(starts))
 
     def weighted(self, output_gradient: Outputs) -> Jacobian:
-        """Return J(x)ᵀℓ′ (ℓ′: `output_gradient`) for every example, as a Jacobian with a
-        single output."""
+        """Return J(x)ᵀℓ′ (ℓ′: `output_gradient`) for every example, as a Jacobian with
+        a single output."""
         blocks = tuple(
             block.weighted(output_gradient[place])
             for place, block in self.blocks_with_examples()

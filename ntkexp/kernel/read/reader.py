@@ -156,8 +156,8 @@ class Reader:
         *,
         as_copies: bool = False,
     ) -> Jacobian:
-        """Return the gradient J(θ; x)ᵀℓ′ (ℓ′: `output_gradient`) of every example, by one
-        back-propagation. The result is a Jacobian with one output.
+        """Return the gradient J(θ; x)ᵀℓ′ (ℓ′: `output_gradient`) of every example, by
+        one back-propagation. The result is a Jacobian with one output.
 
         With `as_copies`, the blocks of lookup tables may be `Copies` (see
         `assemble`)."""

@@ -365,7 +365,7 @@ class Trial:
 
     def at_perturbed_weights(self) -> Trial:
         """Return a `Trial` at weights with 10 % noise. If the function fails at these
-        weights, or gives infinite outputs, return this trial.
+        weights, or returns nan or infinity, return this trial.
 
         At the original weights, a readout that is initialized to zero would hide
         coupling in earlier layers."""

@@ -48,7 +48,7 @@ and recurrent cells on GPUs."""
 
 def columns(function: Function, weights: Weights, inputs: Inputs) -> Tensor:
     """Return the function's outputs as a matrix with one row for each example. Raise
-    Mistake if the outputs do not have this form, or are not real numbers."""
+    Mistake if the outputs have another form, or are not floating-point numbers."""
     outputs = function(weights, inputs)
     count = examples(inputs)
     if outputs.is_complex():
