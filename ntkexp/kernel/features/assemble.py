@@ -61,7 +61,7 @@ class PulledBack:
     """The gradients β = ∂f/∂tap (`cotangents`) at every use of a weight.
 
     For each elementwise use, `owners` holds the example of each element of the tap. For
-    each product, it holds the example of each row of the tap."""
+    each product, `owners` holds the example of each row of the tap."""
 
     uses: Sequence[Use]
     cotangents: Sequence[Cotangent]
@@ -386,8 +386,8 @@ def with_zeros(rows: Shaped[Tensor, "..."], axis: int) -> Shaped[Tensor, "..."]:
 
 
 def example_axis(owner: Owner, examples: int, among: Sequence[int]) -> int | None:
-    """Return the first axis in `among` that is the axis of examples: index k along it
-    belongs to example k. Return None if there is none."""
+    """Return the first axis in `among` that is the axis of examples: index k along
+    this axis belongs to example k. Return None if there is no such axis."""
     for axis in among:
         index = torch.arange(examples, device=owner.device)
         index = index.view(-1, *[1] * (owner.dim() - axis - 1))

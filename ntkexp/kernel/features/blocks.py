@@ -434,8 +434,8 @@ def inner_of_uses(
 
 
 def bias_product(left: Factored, right: Factored) -> float:
-    """Return s s′, the product of two shifts, which a bias adds to every ⟨a, a′⟩. A
-    bias is the weight of an extra input with the constant value `shift`."""
+    """Return s s′, the product of two shifts. A bias adds it to every ⟨a, a′⟩, because
+    a bias is the weight of an extra input with the constant value `shift`."""
     if left.shift is None or right.shift is None:
         return 0.0
     return left.shift * right.shift

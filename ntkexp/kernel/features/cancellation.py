@@ -96,8 +96,8 @@ def add_products(sizes: Weights, block: Factored) -> None:
 def row_norms(rows: Float[Tensor, "*several number"]) -> Float[Tensor, "*several"]:
     """Return the norms along the last axis.
 
-    If that axis is not contiguous, as in the patches of a convolution, `norm` takes ten
-    times as long as products."""
+    If that axis is not contiguous, as in the patches of a convolution, use products,
+    because `norm` takes ten times as long."""
     if rows.stride(-1) == 1:
         norms: Tensor = torch.linalg.vector_norm(rows, dim=-1)
         return norms
@@ -127,8 +127,9 @@ def credit(gradient: Weights, sizes: Weights, other: Weights | None = None) -> W
 
     Contributions of examples are multiplied by the credit.
 
-    `other` is the same gradient, summed in another order. An element is also rounding
-    error if it is at most `UNKNOWN_DIFFERENCES` times the difference of the two sums.
+    `other` is the same gradient, summed in another order. A gradient also counts as
+    rounding error if it is at most `UNKNOWN_DIFFERENCES` times the difference of the
+    two sums.
 
     >>> credit({"b": torch.tensor([1.0, 1e-9])}, {"b": torch.tensor([3.0, 3.0])})
     {'b': tensor([1., 0.])}
@@ -149,7 +150,7 @@ def credit(gradient: Weights, sizes: Weights, other: Weights | None = None) -> W
 
 def masks_of_rounding(gradient: Weights, sizes: Weights, other: Weights) -> Weights:
     """Return a mask for each parameter, True where the gradient is only rounding error.
-    Omit parameters whose gradients are all known. All parameters have the same dtype
+    Omit parameters whose masks are False everywhere. All parameters have the same dtype
     and device.
 
     The parameters are tested together, as one vector of elements and norms."""

@@ -277,8 +277,8 @@ def shapes_per_example(values: Mapping[str, Tensor]) -> dict[str, torch.Size]:
 
 
 def with_merged_uses(jacobian: Jacobian) -> Jacobian:
-    """Merge the uses of a factored block if all nonzero β of an example are equal, for
-    every example. Leave other blocks unchanged."""
+    """Merge the uses of each factored block if all nonzero β of each example are equal.
+    Leave other blocks unchanged."""
     blocks = [merge_uses(b) if isinstance(b, Factored) else b for b in jacobian.blocks]
     return replace(jacobian, blocks=tuple(blocks))
 

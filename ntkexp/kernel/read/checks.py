@@ -137,8 +137,8 @@ class Checks:
         """Return the owners, and the plain uses of weights (uses that autograd can
         differentiate on the tape). The uses are None if any use is not plain.
 
-        If routing values have changed, first try the owners of an earlier tape. They
-        are valid if `owners_hold` is True."""
+        If routing values have changed, first try the owners of an earlier tape.
+        These owners are valid if `owners_hold` is True."""
         differentiable = tape[tape.output].requires_grad and not tape.overwrites
         owned: Owners | None = None
         uses: list[Use] | None = None
@@ -268,8 +268,8 @@ def is_faithful(
 def rules_match_autograd(
     function: Function, tape: Tape, trained: frozenset[str], owned: Owners
 ) -> bool:
-    """Compare a random vector-Jacobian product by the difference rules with the same
-    product by autograd."""
+    """Return True if a random vector-Jacobian product by the difference rules agrees
+    with the same product by autograd. Raise NoRule if a value is nan."""
     # comparing nan tells nothing about its cause, so first find the operation that made
     # it
     if tape.outputs.isnan().any():

@@ -104,7 +104,7 @@ def chunks(
 
     Count the gradients of values on the tape, and of weights whose gradients are not
     stored in factored form. To find these weights, first read the Jacobian of one
-    output, unless all outputs fit in any case."""
+    output, unless all outputs fit even if every weight is counted."""
     values = tape.bytes_per_example
     weights = sum(tape[slot].nbytes for slot in tape.weights)
     size = int(OUTPUT_GRADIENT_BYTES / ((values + weights) * examples))

@@ -28,8 +28,8 @@ Casts: TypeAlias = Literal["keep", "ignore"]
 
 
 class Uncast(DispatchMode):
-    """A mode that replaces the `dtype` argument of operations by `kind`,
-    if `kind` is more precise."""
+    """A mode that replaces the `dtype` argument of operations by `kind`, if `kind` is
+    more precise than the argument."""
 
     def __init__(self, kind: torch.dtype) -> None:
         super().__init__()
@@ -97,8 +97,8 @@ def with_casts(function: Function, casts: Casts) -> Function:
 
 
 def remark(function: Function, tape: Tape, casts: Casts) -> str | None:
-    """Return a remark on the error that the choice `casts` causes, in one line. Return
-    None if there is no error. `tape` was recorded with this choice."""
+    """Return a remark on the error that the choice `casts` causes. Return None if there
+    is no error. `tape` was recorded with this choice."""
     weights = tape.recorded_weights
     if casts == "keep":
         kinds = {

@@ -92,9 +92,9 @@ def convolve_back(
     """Compute the gradient with respect to the input from the gradient w of the result.
     `shape` is the shape of one input image.
 
-    Call `convolve_flipped` only for float64 convolutions of stride 1 on one CPU thread.
-    Its products are so small that several threads would wait for each other. Otherwise
-    call torch's backward pass.
+    For float64 convolutions of stride 1 on one CPU thread, call `convolve_flipped`.
+    Otherwise call torch's backward pass. (With several threads, `convolve_flipped`
+    would be slower: its products are so small that threads wait for each other.)
 
     >>> w, kernel = torch.ones(1, 1, 1, 2, dtype=torch.float64), torch.tensor([[[[1.0, 2.0]]]], dtype=torch.float64)
     >>> convolve_back(w, [1, 1, 3], kernel, [1, 1], [0, 0], [1, 1], False, [0, 0], 1)

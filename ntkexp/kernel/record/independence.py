@@ -223,7 +223,7 @@ class Trial:
         """Run a few examples in one batch with copies, and in one batch with extreme
         inputs (zeros or very large numbers).
 
-        Raise Mistake if the outputs of the examples differ. Repeat this at several
+        Raise Mistake if the outputs in both batches differ. Repeat this at several
         scales of the inputs."""
         # Inputs that are cast to integers may index a table, and extreme values would
         # be out of range. Do not test such functions.

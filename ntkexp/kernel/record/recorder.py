@@ -106,7 +106,7 @@ class ReadRecorder(TorchFunctionMode):
 
     Torch runs no operation for such a read. So this mode records a call of
     `torch.equal`, which compares the tensor with the numbers that were read. A program
-    compiled from the tape is valid while they are equal. Without `in_memory`, the mode
+    compiled from the tape is valid while both are equal. Without `in_memory`, the mode
     raises RuntimeError instead, because the tensors of `functionalize` have no memory
     to read."""
 

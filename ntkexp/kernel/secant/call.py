@@ -457,7 +457,7 @@ class Call:
         is a leaf of autograd's graph.
 
         For a matrix `factor`, the tap has the same rows. For patches [example, use,
-        in], it consists of images [example, out, use]."""
+        in], the tap consists of images [example, out, use]."""
         change = weight.change.detach()
         is_matrix = factor.dim() == 2
 

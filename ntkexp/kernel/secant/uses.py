@@ -140,7 +140,7 @@ class Element:
     """A use of a weight in an elementwise operation. The weight is expanded to the
     shape of the operation.
 
-    The tap is the expanded weight, or the result of the operation. If it is the result,
+    The tap is the expanded weight, or the result of the operation. In the second case,
     `gain` is the factor of the weight."""
 
     tap: Float[Tensor, "..."]

@@ -98,7 +98,7 @@ def turn(
     `lever`/`dot`.
 
     `change` is this angle as a difference of two values of atan2, which loses digits.
-    So compute the angle as the atan2 of the cross and dot products of the vectors. It
+    So compute the angle as the atan2 of the cross and dot products of the vectors. This
     differs from `change` by 2π if the branch cut of atan2 lies between the vectors.
     Only in this case, use `change`."""
     angle = torch.atan2(cross, dot)

@@ -65,8 +65,9 @@ def of_two(sign: int, tied: float, call: Call) -> Tensor:
 
 
 def clamp(call: Call) -> Tensor:
-    """Return the difference of a clamped value. The bounds may change too, so take the
-    maximum with the lower bound, and then the minimum with the upper bound."""
+    """Return the difference of a clamped value. If the bounds are tensors, they may
+    change too. Then take the maximum with the lower bound, and the minimum with the
+    upper bound."""
     if not any(isinstance(bound, Ends) for bound in call.args[1:]):
         return analytic(None, call)
     shape = call.start.shape
@@ -207,8 +208,8 @@ def scatter_reduce(call: Call) -> Result:
 
 
 def index_put(call: Call) -> Result:
-    """Return the difference of writing a value where a mask is true, as in h[h < 0] =
-    0. Writing at integer indices is linear."""
+    """Return the difference of writing a value where a mask is true, as in
+    `h[h < 0] = 0`. Writing at integer indices is linear."""
     target, indices, value, *accumulate = call.args
     axis, mask = next(
         (k, index) for k, index in enumerate(indices) if index is not None

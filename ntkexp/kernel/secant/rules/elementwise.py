@@ -259,7 +259,7 @@ def softplus_slope(u0: Tensor, u1: Tensor) -> Tensor:
 
 def softplus(call: Call, z0: Tensor, z1: Tensor) -> Tensor:
     """Return the slope of a function that is log(1 + e^βz)/β, and z if βz exceeds a
-    threshold. If only one of βz₀ and βz₁ exceeds it, return (σ₁ − σ₀)/(z₁ − z₀)."""
+    threshold. If only one of βz₀ and βz₁ does, return (σ₁ − σ₀)/(z₁ − z₀)."""
     beta = call.arguments["beta"]
     threshold = call.arguments["threshold"]
     beyond0, beyond1 = (beta * z > threshold for z in (z0, z1))
@@ -332,8 +332,8 @@ DERIVATIVES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 def elementwise(slope: Slope, call: Call) -> Tensor:
-    """Return Δσ = D · Δz. On a segment of length zero, use σ′, computed from σ(z) on
-    the tape if that is cheaper."""
+    """Return Δσ = D · Δz. On a segment of length zero, D is σ′(z). Take it from the
+    table DERIVATIVES if the table contains σ."""
     value = call.args[0]
     derivative = DERIVATIVES.get(call.entry.name)
     if call.is_point and derivative is not None:

@@ -32,8 +32,8 @@ from ntkexp.kernel.secant.rules.bilinear import multiply
 
 
 def first(call: Call) -> Result:
-    """Apply the operation to the difference of its first argument, for example for
-    rearrangements, sums, padding, or average pooling."""
+    """Apply the operation to the difference of its first argument. Examples are
+    rearrangements, sums, padding, and average pooling."""
     value, *rest = call.args
     constants = tree_map(constant, (rest, call.kwargs))
 

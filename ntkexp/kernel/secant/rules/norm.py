@@ -118,7 +118,7 @@ def counted_back(call: Call) -> int:
 
 
 def row_by_row(function: Callable[..., Tensor], axis: int, *arrays: Tensor) -> Tensor:
-    """Apply a function to rows along an axis. If it is the last axis, and there are
+    """Apply a function to rows along an axis. If this is the last axis, and there are
     many numbers, take a few rows at a time, so that
     intermediate results stay in the cache."""
     first = arrays[0]
