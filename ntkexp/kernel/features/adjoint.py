@@ -1,20 +1,21 @@
 """The adjoint U of an optimizer's momentum, as a dense array: minus the derivative of
-the outputs at the end of training by the momentum at a step (see `path.backward_sum`).
+the outputs at the end of training with respect to the momentum at a step (see
+`path.backward_sum`).
 
 The backward sum over steps updates U with the Jacobian J of the queries at each step,
 
     U ← scale ⊙ J + decay · U
 
 where `scale` has one number for each weight, and `decay` is the momentum decay of the
-optimizer. The contributions of training examples are inner
-products of U with their gradients. A layer z = a W has the gradient Σ_u a_u ⊗ β_u,
-where a_u is the input and β_u = ∂f/∂z_u the output gradient at use u of the weight W.
-Its inner product with U is
+optimizer. The contribution of a training example is the inner product of U with the
+example's gradient. A layer z = a W has the gradient Σ_u a_u ⊗ β_u, where a_u is the
+input and β_u = ∂f/∂z_u the output gradient at use u of the weight W. Its inner product
+with U is
 
     ⟨U, Σ_u a_u ⊗ β_u⟩ = Σ_u a_uᵀ U β_u
 
-The right side avoids forming the gradient. Of the two sides, the one with fewer
-multiplications is computed.
+The right side avoids forming the gradient. This file computes the side that takes fewer
+multiplications.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from ntkexp.kernel.features.jacobian import Jacobian
 from ntkexp.kernel.secant.uses import View
 from ntkexp.shapes import Weights
 
-# number of elements of an intermediate result that stays in the processor's cache
+# intermediate results with at most this many elements stay in the processor's cache
 CACHED_NUMBERS = 2**18
 
 
@@ -94,12 +95,12 @@ class Adjoint:
     def scaled_part(
         self, name: str, factors: Weights
     ) -> Float[Tensor, "query out size"]:
-        """Return factors ⊙ U for one parameter. If it has no factors, do not copy."""
+        """Return factors ⊙ U for one parameter. Without factors, do not copy U."""
         part = self.parts[name]
         return part * factors[name].reshape(-1) if name in factors else part
 
     def add(self, other: Adjoint, factors: Weights) -> None:
-        """Add factors ⊙ other, in place. Only one parameter is copied at a time."""
+        """Add factors ⊙ other to U in place. Copy only one parameter at a time."""
         for name, part in self.parts.items():
             part.add_(other.scaled_part(name, factors))
 
@@ -123,9 +124,10 @@ class Adjoint:
         some = next(iter(self.parts.values()))
         kernel = some.new_zeros(*some.shape[:2], right.examples, right.outputs)
 
-        # Keep a block in factored form if no other block uses its parameters. Collect
-        # the others in `multiplied_out`, a dict used as an ordered set: a fixed order
-        # of summation gives bitwise equal results.
+        # Multiply by the factors of a block if no other block uses its parameters, and
+        # if this is cheaper. Collect all other parameters in `multiplied_out`. This
+        # dict serves as an ordered set, because a fixed order of summation gives
+        # bitwise equal results.
         multiplied_out: dict[str, None] = {}
         for place, block in right.blocks_with_examples():
             is_only_use = all(len(right.uses[name]) == 1 for name in block.names)
@@ -215,8 +217,8 @@ def zero_adjoint(jacobian: Jacobian, weights: Weights) -> Adjoint:
 def is_outer_product(
     part: Float[Tensor, "query out size"], block: Factored, name: str
 ) -> bool:
-    """Return True if every gradient of a weight is a single product a ⊗ β, in the
-    memory order of the weight or of its transpose."""
+    """Return True if each gradient of the parameter `name` is a single product a ⊗ β,
+    and if the weight of the block, or its transpose, covers the whole parameter."""
     view = block.weight
     if view is None or view.name != name:
         return False

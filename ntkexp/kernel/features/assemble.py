@@ -2,10 +2,10 @@
 form blocks (see `blocks`).
 
 A *use* of a weight is an operation that combines the weight with a value that depends
-on the inputs. The *tap* of a use is the tensor at which the network is cut there (see
-`secant.uses`): the result of a product, or the expanded weight of an elementwise
-operation. Autograd computes β = ∂f/∂tap, the gradient of the outputs f. From β, this
-file computes the gradient of the weight.
+on the inputs. The *tap* of a use is the result of a product, or the expanded weight of
+an elementwise operation. The network is cut at its taps (see `secant.uses`). Autograd
+computes β = ∂f/∂tap, the gradient of the outputs f. From β, this file computes the
+gradient of the weight.
 
 If autograd differentiates the surrogate of a step (`secant.replay`) instead of the
 network, the result is the secant Jacobian.
@@ -60,8 +60,8 @@ or -1 if the element reaches no output."""
 class PulledBack:
     """The gradients β = ∂f/∂tap (`cotangents`) at every use of a weight.
 
-    For each use, `owners` holds the index of the example that each element of the tap
-    belongs to. For a product, it holds the example of each row of the tap."""
+    For each elementwise use, `owners` holds the example of each element of the tap. For
+    each product, `owners` holds the example of each row of the tap."""
 
     uses: Sequence[Use]
     cotangents: Sequence[Cotangent]
@@ -160,10 +160,9 @@ def assemble(
     """Return the Jacobian with one block for each parameter, or for each pair of a
     weight and its bias.
 
-    `buffers` may hold a buffer for each parameter, into which the gradients of grouped
-    products are written. With `as_copies`, a table (such as an embedding) becomes a
-    `Copies` block if it has a single use, and if an average example reads fewer
-    elements than the table has."""
+    `buffers` maps parameters to buffers for the gradients of grouped products. With
+    `as_copies`, a table (such as an embedding) becomes a `Copies` block if it has a
+    single use, and if an average example reads fewer elements than the table has."""
     tables = tables_read_once(pulled) if as_copies else frozenset()
     examples = pulled.examples
     blocks: list[Block] = []
@@ -203,8 +202,8 @@ def assemble(
 
 
 def join_uses(parts: Sequence[Factored]) -> Sequence[Factored]:
-    """Concatenate products of the same weight along the axis of uses. Return them
-    unchanged if their shifts differ."""
+    """Concatenate products of the same weight along the axis of uses. If the factors
+    of the bias (`shift`) differ, return the products unchanged."""
     if len(parts) == 1 or len({part.shift for part in parts}) > 1:
         return parts
     inputs = torch.cat([part.inputs for part in parts], dim=1)
@@ -253,8 +252,8 @@ class RowSums:
             self.add(bias, block.of_bias())
 
     def blocks(self) -> list[Rows]:
-        """Return the sums as blocks. Convert them to the dtype of their parameters,
-        because casts may have changed it."""
+        """Return the sums as blocks, in the dtypes of the parameters. Under casts, the
+        gradients may have other dtypes."""
         return [
             Rows(rows.to(self.leaves[name].dtype), name)
             for name, rows in self.rows.items()
@@ -262,8 +261,8 @@ class RowSums:
 
 
 def assemble_uses(pulled: PulledBack) -> Jacobian:
-    """Return the Jacobian with one block for each use, without summing over uses. Table
-    lookups become `Copies` blocks."""
+    """Return the Jacobian with one block for each use, without summing over uses.
+    Elementwise uses of a parameter, such as table lookups, become `Copies` blocks."""
     blocks: list[Block] = []
     for use, cotangent, owner in pulled.by_use():
         if isinstance(use, Element) and isinstance(use.source, View):
@@ -339,7 +338,7 @@ def row_index(
     each row, or −1. Return None if rows are sorted by example and every example has the
     same number of rows.
 
-    Pad shorter lists with len(owner), an out-of-range row index.
+    Pad the lists to equal length with len(owner), an out-of-range row index.
 
     >>> row_index(torch.tensor([0, 0, 1, 1]), 2), row_index(torch.tensor([1, 0, -1, 1]), 2)
     (None, tensor([[1, 4],
@@ -387,8 +386,8 @@ def with_zeros(rows: Shaped[Tensor, "..."], axis: int) -> Shaped[Tensor, "..."]:
 
 
 def example_axis(owner: Owner, examples: int, among: Sequence[int]) -> int | None:
-    """Return the first axis in `among` that is the axis of examples: index k along it
-    belongs to example k. Return None if there is none."""
+    """Return the first axis in `among` that is the axis of examples: index k along
+    this axis belongs to example k. Return None if there is no such axis."""
     for axis in among:
         index = torch.arange(examples, device=owner.device)
         index = index.view(-1, *[1] * (owner.dim() - axis - 1))
@@ -452,7 +451,7 @@ def multiply_groups(
     A grouped weight, as in a grouped convolution, has one matrix for each group.
     Compute one matrix product for each example and group, a few examples at a time. If
     there is only one group or only one output, write the gradients of the weight into
-    `buffer`; otherwise its axes have another order."""
+    `buffer`. Otherwise the products and `buffer` have different orders of axes."""
     # arrange β as [example, out, features, use], and read a for some examples at a time
     is_window = isinstance(use.factor, Window) and cotangent.shape[1] == examples
     if is_window and row_index(owner, examples) is None:
@@ -479,8 +478,7 @@ def multiply_groups(
         beta = left[part].flatten(0, 1)
         patches = shown.reshape(len(shown) * groups, shown.shape[1] // groups, uses).mT
         if gradients is None and part == slice(None):
-            # not in place, because compiled programs consist of operations that
-            # overwrite nothing
+            # use no `out=` here, because compiled programs overwrite no tensors
             gradients = torch.bmm(beta, patches).view(*shape, patches.shape[2])
             break
         if gradients is None:
@@ -514,8 +512,8 @@ def buffer_for(
 def scatter(
     use: Element, cotangent: Cotangent, owner: Owner, examples: int
 ) -> Gradients:
-    """Return the gradient of a weight from that of the expanded weight, for each
-    example: sum over all copies of each element.
+    """Return the gradient of a weight for each example. Sum the gradient of the
+    expanded weight over all copies of each element.
 
     If the weight was broadcast along the axis of examples, as gains and biases are, sum
     over all other broadcast axes. Otherwise add each element to the gradient of its

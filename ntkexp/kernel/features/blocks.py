@@ -191,7 +191,8 @@ class Factored:
 
     def applied(self, weights: Weights) -> Outputs:
         """Return J v for a vector v in the shape of the weights."""
-        # z = s v_b + a V_W, where v_b and V_W are the parts of v for bias and weight
+        # z = s v_b + a V_W, where v_b and V_W are the parts of v for bias and weight,
+        # and s is `shift`
         terms = []
         if self.bias is not None and self.shift is not None:
             bias = self.bias.of(weights[self.bias.name].contiguous())
@@ -221,7 +222,7 @@ class Factored:
         return replace(self, inputs=inputs, shift=shift)
 
     def weighted(self, output_gradient: Outputs) -> Factored:
-        """Return Σ_c ℓ′_c J_c, a block with a single output."""
+        """Return Σ_c ℓ′_c J_c (ℓ′: `output_gradient`), a block with a single output."""
         outputs = torch.einsum("nc,ncuo->nuo", output_gradient, self.outputs)
         return replace(self, outputs=outputs[:, None])
 
@@ -246,7 +247,8 @@ class Factored:
                     self.inputs.flatten(0, 1).t(), outputs.flatten(0, 1), out=gradient
                 )
             else:
-                # sum over examples: copying the inputs would take more memory
+                # First multiply for each example, then sum. Flattening may copy the
+                # inputs, which are larger than the products here.
                 torch.sum(self.inputs.mT @ outputs, 0, out=gradient)
 
         # s Σ_nu β
@@ -432,8 +434,8 @@ def inner_of_uses(
 
 
 def bias_product(left: Factored, right: Factored) -> float:
-    """Return s s′, the product of two shifts, which a bias adds to every ⟨a, a′⟩. A
-    bias is the weight of an extra input with the constant value `shift`."""
+    """Return s s′, the product of two shifts. A bias adds it to every ⟨a, a′⟩, because
+    a bias is the weight of an extra input with the constant value `shift`."""
     if left.shift is None or right.shift is None:
         return 0.0
     return left.shift * right.shift

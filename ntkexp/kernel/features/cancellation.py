@@ -1,5 +1,5 @@
-"""Detect gradients that consist only of rounding error, so that their steps are
-credited to no example.
+"""Detect gradients that consist only of rounding error, so that the changes of the
+weights that they cause are credited to no example.
 
 The gradient of an element is a sum of terms, one for each example and each use of the
 weight. The rounding error of the sum is up to a few eps of Σ |terms|. If the gradient
@@ -12,7 +12,7 @@ depends only on differences of outputs. The exact gradient of the last bias is t
 zero, and the computed gradient is only rounding error. Adam and similar optimizers
 divide a gradient by its own magnitude, so they move this bias by a full step. But the
 contributions of single examples to this step are about 1/eps times larger than the
-step, and cancel. They carry no information.
+step, and cancel. So these contributions carry no information.
 
 Terms may also cancel inside the network, for example before a norm. The sizes of these
 terms are not available. In this case, sum the same terms in two different orders: if
@@ -34,7 +34,7 @@ from ntkexp.kernel.features.blocks import Copies, Factored, Rows
 from ntkexp.kernel.features.jacobian import Jacobian
 from ntkexp.shapes import Weights
 
-# c covers the rounding of the terms, and the rounding of their sum in any order
+# the constant c covers the rounding of each term, and of the sum in any order
 ROUNDING_EPS = 64
 # a gradient counts as rounding error if it is at most this multiple of the difference
 # of two summation orders
@@ -42,8 +42,8 @@ UNKNOWN_DIFFERENCES = 8
 
 
 def term_sizes(jacobians: Iterable[Jacobian], weights: Weights) -> Weights:
-    """Return Σ|terms| of the gradient of each parameter,
-    from the gradients Jᵀℓ′ of examples.
+    """Return Σ|terms| of the gradient of each parameter, from Jacobians that hold the
+    gradients of the loss, one for each example.
 
     A vector gets one number for each element. Any other parameter gets a single number,
     the sum of the terms' norms.
@@ -96,8 +96,8 @@ def add_products(sizes: Weights, block: Factored) -> None:
 def row_norms(rows: Float[Tensor, "*several number"]) -> Float[Tensor, "*several"]:
     """Return the norms along the last axis.
 
-    If that axis is not contiguous, as in the patches of a convolution, `norm` takes ten
-    times as long as products."""
+    If that axis is not contiguous, as in the patches of a convolution, use products,
+    because `norm` takes ten times as long."""
     if rows.stride(-1) == 1:
         norms: Tensor = torch.linalg.vector_norm(rows, dim=-1)
         return norms
@@ -127,8 +127,9 @@ def credit(gradient: Weights, sizes: Weights, other: Weights | None = None) -> W
 
     Contributions of examples are multiplied by the credit.
 
-    `other` is the same gradient, summed in another order. An element is also rounding
-    error if it is at most `UNKNOWN_DIFFERENCES` times the difference of the two sums.
+    `other` is the same gradient, summed in another order. A gradient also counts as
+    rounding error if it is at most `UNKNOWN_DIFFERENCES` times the difference of the
+    two sums.
 
     >>> credit({"b": torch.tensor([1.0, 1e-9])}, {"b": torch.tensor([3.0, 3.0])})
     {'b': tensor([1., 0.])}
@@ -149,7 +150,7 @@ def credit(gradient: Weights, sizes: Weights, other: Weights | None = None) -> W
 
 def masks_of_rounding(gradient: Weights, sizes: Weights, other: Weights) -> Weights:
     """Return a mask for each parameter, True where the gradient is only rounding error.
-    Omit parameters whose gradients are all known. All parameters have the same dtype
+    Omit parameters whose masks are False everywhere. All parameters have the same dtype
     and device.
 
     The parameters are tested together, as one vector of elements and norms."""

@@ -1,4 +1,4 @@
-"""Gradients of examples that are only known by their inner products with directions.
+"""Per-example gradients that are only known by their inner products with directions.
 
 If the gradients gᵢ are expensive, and few directions v are needed, a forward-mode
 derivative gives ⟨v, gᵢ⟩ for all examples i at once (see
@@ -23,11 +23,11 @@ class DirectionalGradients:
     """The gradients gᵢ of some examples, as a function v → ⟨v, gᵢ⟩."""
 
     # maps directions to products [direction, example]. The directions of a parameter
-    # have the shape [direction, *parameter]; omitted parameters are zero
+    # have the shape [direction, *parameter]; the directions of omitted parameters are 0
     products: Callable[[Weights], Float[Tensor, "direction example"]]
     weights: Weights  # the weights θ at which the gradients are taken
     examples: int
-    factors: Mapping[str, float] | None = None  # factors of the gradients
+    factors: Mapping[str, float] | None = None  # one for each parameter's gradients
     outputs: int = 1
 
     def of(self, names: Collection[str] | None) -> DirectionalGradients:

@@ -1,13 +1,13 @@
 """The kernel of two Jacobians, K = J_left J_rightᵀ, as a sum over parameters.
 
-If both Jacobians hold the gradients of a weight in factored form (see `blocks`), their
-inner product is a double sum over the uses u and v of the weight:
+If both Jacobians hold the gradients of a weight in factored form (see `blocks`), the
+inner product of two gradients is a double sum over the uses u and v of the weight:
 
     ⟨Σ_u a_u ⊗ β_u, Σ_v a′_v ⊗ β′_v⟩ = Σ_uv ⟨a_u, a′_v⟩⟨β_u, β′_v⟩
 
 Here a are the inputs of a layer and β the gradients at its outputs. For each pair of
 uses, this takes about inputs + features multiplications. The other way is to multiply
-the gradients out first. It takes inputs · features multiplications for each pair of
+the gradients out first. This takes inputs · features multiplications for each pair of
 examples, which is cheaper if there are many uses. `Sizes` counts the multiplications of
 both ways for each weight.
 
@@ -100,8 +100,9 @@ def shared_extents(left: Jacobian, right: Jacobian) -> dict[str, int]:
 def contributions(
     left: Jacobian, right: Jacobian, output_gradient: Float[Tensor, "train out_"]
 ) -> Float[Tensor, "query out train"]:
-    """Return K ℓ′. First contract the outputs of each training example with ℓ′, so that
-    the example has one gradient instead of one for each output."""
+    """Return K ℓ′, where ℓ′ is the `output_gradient` of the loss. First contract the
+    outputs of each training example with ℓ′, so that the example has one gradient
+    instead of one for each output."""
     return gram(left, right.weighted(output_gradient)).squeeze(3)
 
 
@@ -228,8 +229,9 @@ def cut_parameter(
 
 
 def groups(columns: Sequence[Column]) -> Iterator[list[Column]]:
-    """Yield groups of columns. One matrix product handles one group. Small blocks come
-    first, and each chunk of a parameter forms its own group."""
+    """Yield groups of columns. One matrix product handles one group. First, each
+    chunk of a parameter forms its own group. Then blocks form groups, the smallest
+    blocks first."""
     blocks: list[Column] = []
     for column in columns:
         if isinstance(column[0], ParameterChunk):

@@ -2,7 +2,7 @@
 
 There are two forms with the same methods. An *assembled* Jacobian has one block for
 each parameter, which is faster for many inner products. A Jacobian that was *read use
-by use* has one block for each operation that used a weight. It takes less memory if
+by use* has one block for each operation that used a weight. This takes less memory if
 examples read only a few rows of a large embedding table."""
 
 from __future__ import annotations
@@ -83,7 +83,8 @@ class Jacobian:
         return replace(self, blocks=tuple(blocks), starts=tuple(starts))
 
     def weighted(self, output_gradient: Outputs) -> Jacobian:
-        """Return J(x)ᵀℓ′ for every example, as a Jacobian with a single output."""
+        """Return J(x)ᵀℓ′ (ℓ′: `output_gradient`) for every example, as a Jacobian with
+        a single output."""
         blocks = tuple(
             block.weighted(output_gradient[place])
             for place, block in self.blocks_with_examples()
@@ -221,13 +222,13 @@ class Assembly:
     @property
     def rows(self) -> Weights:
         """The free part of the buffers for gradients, by parameter. A reader may write
-        the next batch there directly."""
+        the next batch into this part directly."""
         rows = (block for block in self.buffer if isinstance(block, Rows))
         return {block.name: block.rows[self.read :] for block in rows}
 
     def add(self, part: Jacobian) -> bool:
-        """Copy the gradients of the next batch into the buffers. Return False if its
-        blocks have other formats than those of the first batch."""
+        """Copy the gradients of the next batch into the buffers. Return False if the
+        block formats of this batch and of the first batch differ."""
         if not self.buffer:
             self.buffer = tuple(
                 empty_block(block, self.examples) for block in part.blocks
@@ -265,8 +266,8 @@ def shapes_per_example(values: Mapping[str, Tensor]) -> dict[str, torch.Size]:
 
 
 # Uses u of a weight with the same β can be merged into one use. For example, a mean over
-# positions gives all positions the same β, and a readout at one position gives the
-# others β = 0.
+# positions gives all positions the same β, and a readout at one position gives all
+# other positions β = 0.
 #
 #     Σ_u a_u ⊗ w_u β = (Σ_u w_u a_u) ⊗ β        with w_u = 1 or 0
 #
@@ -276,8 +277,8 @@ def shapes_per_example(values: Mapping[str, Tensor]) -> dict[str, torch.Size]:
 
 
 def with_merged_uses(jacobian: Jacobian) -> Jacobian:
-    """Merge the uses of a factored block if all nonzero β of an example are equal, for
-    every example. Leave other blocks unchanged."""
+    """Merge the uses of each factored block if all nonzero β of each example are equal.
+    Leave other blocks unchanged."""
     blocks = [merge_uses(b) if isinstance(b, Factored) else b for b in jacobian.blocks]
     return replace(jacobian, blocks=tuple(blocks))
 

@@ -9,10 +9,10 @@ The result of each check is cached. The cache key consists of the structure of t
 (operations and shapes) and a digest of the values on which the result depends.
 
 A module with `detach`, a straight-through estimator or a custom autograd.Function may be
-trained by gradients that are not its derivatives. Difference rules use only the values,
-so they give the true derivatives. To test if a function is faithful, compute one random
-vector-Jacobian product twice: by the difference rules, and by autograd through the
-module."""
+trained by gradients that are not the derivatives of its values. Difference rules use
+only the values, so they give the true derivatives. To test if a function is faithful,
+compute one random vector-Jacobian product twice: by the difference rules, and by
+autograd through the module."""
 
 from __future__ import annotations
 
@@ -69,17 +69,20 @@ class Unfaithful(NoRule):
 
 @dataclass(frozen=True)
 class CheckCache:
-    """Cached results of the checks of one function. `cache_key` computes the keys."""
+    """Cached results of the checks of one function. `Checks.cache_key` computes
+    most of the keys."""
 
     routes: LRUCache[Routes] = field(default_factory=LRUCache)
     owners: LRUCache[Owners] = field(default_factory=LRUCache)
-    # by digest of the program: True if its examples are independent
+    # by the operations of the tape: True if its examples are independent
     independent: LRUCache[bool] = field(default_factory=LRUCache)
     # the latest owners, by the structure of the tape. They are tried first if routing
     # values (indices and masks that select rows) have changed.
     structures: LRUCache[Owners] = field(default_factory=LRUCache)
+    # True if `gradients_agree`
     graphs: LRUCache[bool] = field(default_factory=LRUCache)
     faithful: LRUCache[Owners | None] = field(default_factory=LRUCache)
+    # by `input_signature`: bytes on the tape for each example
     sizes: LRUCache[float] = field(default_factory=LRUCache)
     # True if assembled Jacobians fit into memory
     fits: LRUCache[bool] = field(default_factory=LRUCache)
@@ -134,8 +137,8 @@ class Checks:
         """Return the owners, and the plain uses of weights (uses that autograd can
         differentiate on the tape). The uses are None if any use is not plain.
 
-        If routing values have changed, first try the owners of an earlier tape. They
-        are valid if `owners_hold` is True."""
+        If routing values have changed, first try the owners of an earlier tape.
+        These owners are valid if `owners_hold` is True."""
         differentiable = tape[tape.output].requires_grad and not tape.overwrites
         owned: Owners | None = None
         uses: list[Use] | None = None
@@ -168,9 +171,9 @@ class Checks:
         through the module.
 
         Every element must have an owner, and the gradients at the uses must add up to
-        the module's gradients. They do not, for example, if the module writes in place
-        under no_grad, because the recorder replaces this write by a differentiable
-        operation."""
+        the module's gradients. The sums differ, for example, if the module writes in
+        place under no_grad, because the recorder replaces this write by a
+        differentiable operation."""
 
         def compare() -> bool:
             if not match_uses(uses, owned):
@@ -221,8 +224,8 @@ def is_faithful(
     """Return True if difference rules and autograd agree up to rounding.
 
     In single precision, a value near a kink may fall on the other side of the kink when
-    the module runs again. Large modules have many such values. So if the two disagree,
-    repeat the test in double precision."""
+    the module runs again. Large modules have many such values. So if rules and
+    autograd disagree, repeat the test in double precision."""
     weights = tape.recorded_weights
     agreed = rules_match_autograd(function, tape, trained, owned)
     if agreed or all(weight.dtype == torch.float64 for weight in weights.values()):
@@ -247,11 +250,13 @@ def is_faithful(
         RuntimeError,
         Mistake,
     ) as error:
-        # for example, a buffer that stays in single precision
+        # the module does not run in double precision, for example because one of its
+        # buffers stays in single precision
         if is_out_of_memory(error):
             raise
         return False
-    # a tape of a compiled program lacks the operations that no output needs
+    # Prune both tapes before they are compared. The tape of a compiled program lacks
+    # the operations that no output needs.
     double_tape = double_tape.pruned()
     if [entry.op for entry in double_tape.entries] != [
         entry.op for entry in tape.pruned().entries
@@ -263,8 +268,8 @@ def is_faithful(
 def rules_match_autograd(
     function: Function, tape: Tape, trained: frozenset[str], owned: Owners
 ) -> bool:
-    """Compare a random vector-Jacobian product by the difference rules with the same
-    product by autograd."""
+    """Return True if a random vector-Jacobian product by the difference rules agrees
+    with the same product by autograd. Raise NoRule if a value is nan."""
     # comparing nan tells nothing about its cause, so first find the operation that made
     # it
     if tape.outputs.isnan().any():

@@ -99,12 +99,12 @@ def selected_outputs(outputs: Outputs | str, count: int) -> Sequence[int]:
 def chunks(
     tape: Tape, examples: int, count: int, read: Callable[[Sequence[int]], Jacobian]
 ) -> Iterator[range]:
-    """Yield the indices of all outputs, in groups whose gradients take at most
+    """Yield the indices of all `count` outputs, in groups whose gradients take at most
     OUTPUT_GRADIENT_BYTES.
 
     Count the gradients of values on the tape, and of weights whose gradients are not
     stored in factored form. To find these weights, first read the Jacobian of one
-    output, unless all outputs fit in any case."""
+    output, unless all outputs fit even if every weight is counted."""
     values = tape.bytes_per_example
     weights = sum(tape[slot].nbytes for slot in tape.weights)
     size = int(OUTPUT_GRADIENT_BYTES / ((values + weights) * examples))
@@ -153,8 +153,7 @@ def threads_by_size(operations: float, most: int) -> int:
 
 @contextmanager
 def threads_for(operations: float) -> Iterator[None]:
-    """Set torch's number of threads inside the context. It
-    depends on the number of operations."""
+    """Inside the context, run torch on one thread if there are few operations."""
     before = torch.get_num_threads()
     chosen = threads_by_size(operations, before)
     if chosen == before:
@@ -177,7 +176,7 @@ class Work:
 
     def of_kernel(self, counts: tuple[int, int], outputs: int) -> float:
         """Return the approximate number of operations of a kernel. `counts` holds the
-        numbers of rows and columns in examples."""
+        numbers of left and right examples."""
         left, right = counts
         return (
             2 * (1 + outputs) * self.multiplications * (left + right)

@@ -44,8 +44,8 @@ from ntkexp.kernel.secant.ownership import Owners
 from ntkexp.kernel.secant.replay import Replay
 from ntkexp.shapes import Function, Inputs, Weights
 
-# Capacity of a cache of results. A function that routes by its inputs (by indices or
-# masks) has a program for each routing, so that each block of a run needs an entry.
+# Capacity of a cache of results. If a function routes by its inputs (by indices or
+# masks), each batch of a run may have its own routing, program and entry.
 MAX_ANSWERS = 64
 
 A = TypeVar("A")
@@ -91,8 +91,8 @@ class Request:
     as_copies: bool = False
 
     def read(self, *, at_once: bool) -> Jacobian:
-        """Compute the Jacobian without a program, for all outputs (or mixtures of
-        outputs) `at_once`, or for one after another."""
+        """Compute the Jacobian without a program. With `at_once`, run one backward pass
+        for all outputs (or mixtures of outputs). Otherwise run one pass for each."""
         replay = Replay(
             self.start, self.end, self.trained, self.owned.constants, pullback_only=True
         )
@@ -149,7 +149,7 @@ T = TypeVar("T", Tape, Jacobian)
 @dataclass
 class CachedProgram(Generic[T]):
     """A compiled program that computes the values of a tape or a Jacobian. `template`
-    is the tape or Jacobian without these values."""
+    is the tape or Jacobian without the computed values."""
 
     program: Program
     template: T
@@ -174,8 +174,8 @@ class CachedProgram(Generic[T]):
 
 @dataclass
 class Programs(Generic[T]):
-    """The most recently used programs, by key. None instead of
-    a program means that it failed."""
+    """The most recently used programs, by key. An entry is None if its program has
+    failed or could not be compiled."""
 
     latest: LRUCache[CachedProgram[T] | None] = field(default_factory=LRUCache)
 
@@ -278,7 +278,7 @@ def input_signature(inputs: Inputs) -> str:
 
 def is_close(found: Tensor, expected: Tensor) -> bool:
     """Return True if two tensors are equal up to rounding, relative to the largest
-    element. If this element is not finite, because training has diverged, return True.
+    element. If this element is not finite, training has diverged. Then return True.
     """
     if found.shape != expected.shape or found.dtype != expected.dtype:
         return False

@@ -81,8 +81,8 @@ class Reader:
 
     @cached_property
     def checks(self) -> Checks:
-        """The checks of the function. With programs,
-        its constants are assumed never to change."""
+        """The checks of the function. With programs, assume that the constants on its
+        tapes never change."""
         return Checks(
             self.function,
             self.trained,
@@ -156,8 +156,8 @@ class Reader:
         *,
         as_copies: bool = False,
     ) -> Jacobian:
-        """Return the gradient J(θ; x)ᵀℓ′ of every example, by one back-propagation. It
-        has the form of a Jacobian with one output.
+        """Return the gradient J(θ; x)ᵀℓ′ (ℓ′: `output_gradient`) of every example, by
+        one back-propagation. The result is a Jacobian with one output.
 
         With `as_copies`, the blocks of lookup tables may be `Copies` (see
         `assemble`)."""
@@ -260,8 +260,8 @@ class Reader:
 
     @property
     def is_unfaithful(self) -> bool:
-        """True if a check has found that the module's gradients
-        are not its derivatives."""
+        """True if a check has found that the module's gradients are not the derivatives
+        of its values."""
         return None in self.check_cache.faithful.entries.values()
 
     def by_program(
@@ -310,8 +310,8 @@ def jacobian_one_by_one(
     """Return the tangent Jacobian of weighted sums of outputs (mixtures), by one
     backward pass for each example and mixture. This works for any module, and is slow.
 
-    Run every example alone. If its outputs differ from those in the batch, raise
-    Mistake, because the module couples examples. If the module needs its whole batch,
+    Run every example alone. If its outputs alone and in the batch differ, the module
+    couples examples: raise Mistake. If the module needs its whole batch,
     run all examples each time instead.
     """
     weights, leaves = differentiable_weights(tape, trained)
@@ -351,8 +351,8 @@ def jacobian_one_by_one(
     return Jacobian(blocks, len(together), len(mixtures))
 
 
-# The cost of a kernel of many examples. It is estimated from `some`, the Jacobian of a
-# few examples with one block for each use.
+# The functions below estimate the cost of a kernel of many examples from `some`, the
+# Jacobian of a few examples with one block for each use.
 
 
 # assemble Jacobians up to this many bytes, since assembled ones are faster

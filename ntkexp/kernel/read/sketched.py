@@ -228,10 +228,10 @@ def kernel_by_groups(
     return kernel
 
 
-# The sketched tangent kernel. Examples are read in batches, and only their sketches stay
-# in memory: k numbers for each example and output. The error bar needs the gradients
-# again, one chunk of the weights at a time. Jacobians of batches stay in memory for it
-# while they fit. The others are computed again.
+# For a sketched tangent kernel, examples are read in batches, and only their sketches
+# stay in memory: k numbers for each example and output. The error bar needs the
+# gradients again, one chunk of the weights at a time. So Jacobians of batches stay in
+# memory as long as they fit. All other Jacobians are computed again.
 
 
 # bytes of the products V J for one chunk of the weights, over all vectors V
@@ -380,7 +380,7 @@ def together(weights: Weights, most: int) -> Iterator[list[ParameterChunk]]:
 # bar alone. Computing the Jacobian costs the same in both cases.
 
 
-# number of multiplications of a sketch that justify a remark (a second or two)
+# only a sketch with at least this many multiplications (a second or two) gets a remark
 LONG_MULTIPLICATIONS = 1e11
 
 
@@ -407,8 +407,8 @@ def sketch_multiplications(some: Jacobian, query: int, train: int, size: int) ->
 
 
 def remark(some: Jacobian, query: int, train: int, size: int) -> str | None:
-    """Return a remark if the exact kernel takes fewer multiplications than the sketch.
-    Otherwise return None.
+    """Return a remark if the sketch takes long, and the exact kernel would take fewer
+    multiplications and fit into memory. Otherwise return None.
 
     The kernel is between `query` and `train` examples, or between `query` examples and
     themselves if `train` is 0. `some` is the Jacobian of a few examples."""

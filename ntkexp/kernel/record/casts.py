@@ -1,4 +1,4 @@
-"""Casts inside a module to a lower precision than that of its weights.
+"""Casts inside a module to lower precision than its weights have.
 
 Some modules cast to lower precision in norms or in rotary position embeddings. A secant
 through such a cast is exact only up to the rounding of the lower precision. Without the
@@ -6,8 +6,8 @@ cast, a secant is exact up to the rounding of the weights' precision, but the mo
 has slightly other outputs. For a float64 module with casts to float32, the choices are:
 
     keep     do not change the module. In each step, the secant has an error of 1e-7 of the outputs.
-    ignore   let operations whose `dtype` argument is lower use the dtype of the weights. The
-             outputs differ from those of the module by 1e-7.
+    ignore   let operations whose `dtype` argument is lower use the dtype of the
+             weights. This changes the outputs by 1e-7.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ Casts: TypeAlias = Literal["keep", "ignore"]
 
 
 class Uncast(DispatchMode):
-    """A mode that replaces the `dtype` argument of operations by `kind`,
-    if `kind` is more precise."""
+    """A mode that replaces the `dtype` argument of operations by `kind`, if `kind` is
+    more precise than the argument."""
 
     def __init__(self, kind: torch.dtype) -> None:
         super().__init__()
@@ -67,8 +67,8 @@ def is_short(tensor: Tensor) -> bool:
 
 
 def without_casts(function: Function) -> Function:
-    """Wrap a function so that it ignores casts to a lower precision than that
-    of its weights."""
+    """Wrap a function so that it ignores casts to lower precision than its weights
+    have."""
 
     def uncast(weights: Weights, inputs: Inputs) -> Tensor:
         with Uncast(next(iter(weights.values())).dtype):
@@ -78,7 +78,7 @@ def without_casts(function: Function) -> Function:
 
 
 def has_casts(tape: Tape) -> bool:
-    """Return True if any value on a tape has a lower precision than a weight. If not,
+    """Return True if any value on a tape has lower precision than a weight. If not,
     `without_casts` would have recorded the same tape."""
     kinds = {value.dtype for value in tape.values if value.is_floating_point()}
     return max(torch.finfo(kind).eps for kind in kinds) > min(
@@ -97,8 +97,8 @@ def with_casts(function: Function, casts: Casts) -> Function:
 
 
 def remark(function: Function, tape: Tape, casts: Casts) -> str | None:
-    """Return a remark on the error that the choice `casts` causes, in one line. Return
-    None if there is no error. `tape` was recorded with this choice."""
+    """Return a remark on the error that the choice `casts` causes. Return None if there
+    is no error. `tape` was recorded with this choice."""
     weights = tape.recorded_weights
     if casts == "keep":
         kinds = {

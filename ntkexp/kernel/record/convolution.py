@@ -27,7 +27,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-# bytes of patches or copies that one thread makes at a time, about half of its cache
+# bytes of patches or copies that one thread makes at a time, half of a core's cache
 CACHED_PATCH_BYTES = 2**20
 # bytes of patches that are copied for a product with a weight
 PRODUCT_PATCH_BYTES = 2**22
@@ -44,8 +44,8 @@ def convolve(
     extra: Sequence[int],
     groups: int,
 ) -> Float[Tensor, "example features *pixels_"]:
-    """Compute `torch.convolution`, for a few examples at a time
-    if torch would copy patches.
+    """Compute `torch.convolution`, for a few examples at a time if torch would copy
+    patches. `extra` is torch's `output_padding`.
 
     >>> x, kernel = torch.randn(9, 8, 32, 32, dtype=torch.float64), torch.randn(4, 8, 5, 5, dtype=torch.float64)
     >>> how = ([1, 1], [2, 2], [1, 1], False, [0, 0], 1)
@@ -92,9 +92,9 @@ def convolve_back(
     """Compute the gradient with respect to the input from the gradient w of the result.
     `shape` is the shape of one input image.
 
-    With more than one thread, and for strided, grouped and transposed convolutions,
-    call torch's backward pass: the products of `convolve_flipped` are so small that
-    threads would wait for each other.
+    For float64 convolutions of stride 1 on one CPU thread, call `convolve_flipped`.
+    Otherwise call torch's backward pass. (With several threads, `convolve_flipped`
+    would be slower: its products are so small that threads wait for each other.)
 
     >>> w, kernel = torch.ones(1, 1, 1, 2, dtype=torch.float64), torch.tensor([[[[1.0, 2.0]]]], dtype=torch.float64)
     >>> convolve_back(w, [1, 1, 3], kernel, [1, 1], [0, 0], [1, 1], False, [0, 0], 1)
@@ -134,7 +134,7 @@ def convolve_flipped(
     border: Sequence[int],
     dilation: Sequence[int],
 ) -> Float[Tensor, "image channel height width"]:
-    """Return the convolution of w, padded with zeros, and the reversed kernel.
+    """Return the convolution of w, padded with `border` zeros, and the reversed kernel.
 
     For each column of the window, make a copy of w that is shifted along the last axis.
     For each row of the window, read these copies from a different
@@ -207,7 +207,7 @@ def sliding_windows(
 
 @dataclass(frozen=True, eq=False)
 class Window:
-    """The patches of a convolution's input. They are copied only when they are
+    """The patches of a convolution's input. The patches are copied only when they are
     multiplied."""
 
     x: Float[Tensor, "example channel *pixels"]
@@ -246,7 +246,8 @@ class Window:
             max(1, PRODUCT_PATCH_BYTES // (one.numel() * one.element_size())),
             len(self.x),
         )
-        # not in place, because compiled programs overwrite nothing
+        # a single batch needs no buffer; compiled programs require this, because they
+        # overwrite nothing
         if step == len(self.x):
             yield slice(None), self.rows.mT
             return

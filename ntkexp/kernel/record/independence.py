@@ -5,13 +5,13 @@ a trained weight. It misses earlier coupling, such as subtracting the mean of th
 or sorting the batch. So the function also runs on parts of the batch, in random orders,
 and its outputs are compared. The parts are chosen by writing the numbers of the examples
 in binary. For every digit, the function runs on the examples whose digit is 0, and then
-on those whose digit is 1. Any two examples differ in some digit, so each runs at least
-once without the other. This takes as long as log₂ n runs of the whole batch.
+on the examples whose digit is 1. Any two examples differ in some digit, so each runs at
+least once without the other. This takes as long as log₂ n runs of the whole batch.
 
 Some functions couple examples only at certain values, for example if a norm exceeds a
 bound. So a few examples also run in one batch with copies, zeros, and very large
 numbers. A function that has passed all tests gets fewer tests on other batches: it runs
-on a random half, and on the rest."""
+on a random half, and on the other half."""
 
 from __future__ import annotations
 
@@ -74,8 +74,8 @@ SUM_OPERATIONS = frozenset(
         "unsqueeze",
     }
 )
-"""Sums, products and views. The rounding error of their result may be as large as that
-of their arguments."""
+"""Sums, products and views. The rounding error of their result may be as large as the
+rounding error of an argument."""
 
 # A difference of two outputs counts as rounding if it is at most this many eps of the
 # largest term in the outputs.
@@ -97,9 +97,9 @@ def refuse_dependence(function: Function, tape: Tape, *, known: bool = False) ->
     parts, or together with other inputs.
 
     A function that is `known` to have passed on another batch runs only on a random
-    half and on the rest. If Python may have branched on numbers that depend on the
-    inputs, a few examples also run alone: if several examples decide a branch in the
-    same way, removing half of them may not change the branch."""
+    half and on the other half. If Python may have branched on numbers that depend on
+    the inputs, a few examples also run alone: if several examples decide a branch in
+    the same way, removing half of them may not change the branch."""
     weights = tape.recorded_weights
     everyone = range(len(tape.outputs))
     with torch.no_grad():
@@ -223,7 +223,7 @@ class Trial:
         """Run a few examples in one batch with copies, and in one batch with extreme
         inputs (zeros or very large numbers).
 
-        Raise Mistake if the outputs of the examples differ. Repeat this at several
+        Raise Mistake if the outputs in both batches differ. Repeat this at several
         scales of the inputs."""
         # Inputs that are cast to integers may index a table, and extreme values would
         # be out of range. Do not test such functions.
@@ -268,7 +268,8 @@ class Trial:
         given: Inputs,
         usual: Float[Tensor, "example out"],
     ) -> None:
-        """Raise Mistake if examples have different outputs in two batches.
+        """Raise Mistake if examples have different outputs, `apart` and `among`, in two
+        batches.
 
         If outputs are not finite or rounding error dominates, the message says that
         coupling cannot be detected. `usual` are the outputs on the inputs `given`."""
@@ -295,11 +296,12 @@ class Trial:
         given: Inputs,
         usual: Float[Tensor, "example out"],
     ) -> bool:
-        """Return True if examples have the same outputs in two batches, up to rounding.
+        """Return True if examples have the same outputs, `apart` and `among`, in two
+        batches, up to rounding.
 
         A difference counts as rounding if it is at most ALLOWED_ROUNDINGS · eps of the
-        largest term in the outputs. It also counts if half of the digits agree, and if
-        it is at most ALLOWED_NOISE times the effect of noise of relative size eps."""
+        largest term in the outputs. A larger difference counts as rounding if half of
+        the digits agree, and if it is at most ALLOWED_NOISE times `noise_effect`."""
         if not apart.numel():
             return True
         farthest = float(torch.sub(apart, among).abs_().max())
@@ -325,7 +327,7 @@ class Trial:
     @cached_property
     def largest_term(self) -> float:
         """The magnitude of the largest term in the sums that give the outputs. Rounding
-        errors are relative to it. It may be larger than the outputs, as in
+        errors are relative to this term, which may exceed the outputs, as in
         f(θ) − f(θ₀)."""
         reached = {self.tape.output}
         for entry in reversed(self.tape.entries):
@@ -340,7 +342,7 @@ class Trial:
 
     def noise_effect(self, given: Inputs, usual: Float[Tensor, "example out"]) -> float:
         """Return the largest change of the outputs `usual` if weights and inputs
-        receive relative noise of size eps. Return 0 if the function fails there."""
+        receive relative noise of size eps. Return 0 if the function then fails."""
 
         def noisy(tensor: Tensor) -> Tensor:
             return with_noise(stream("independence"), self.tape.eps, tensor)
@@ -363,7 +365,7 @@ class Trial:
 
     def at_perturbed_weights(self) -> Trial:
         """Return a `Trial` at weights with 10 % noise. If the function fails at these
-        weights, return this trial.
+        weights, or returns nan or infinity, return this trial.
 
         At the original weights, a readout that is initialized to zero would hide
         coupling in earlier layers."""

@@ -1,7 +1,7 @@
 """Compute float32 products in full precision.
 
 Torch may round the factors of a float32 product to TF32 (by default in convolutions on
-a GPU) or to bfloat16. Of the seven digits of float32, both keep at most three. A secant
+a GPU) or to bfloat16. Both keep at most three of the seven digits of float32. A secant
 would then not be exact, and a tangent kernel would have errors of 1e-3. So kernels are
 computed with torch's settings for full precision. The precision is also measured,
 because a device may ignore the settings, and a module may change them in its forward.
@@ -139,9 +139,9 @@ SHORTENED_PRODUCTS: Mapping[OpOverload, Callable[[Tensor, Tensor], tuple[Any, ..
         1,
     ),
 }
-"""The operations that torch may compute in lower precision. For each one, a function of
-A and the identity matrix. It returns the arguments with which the operation computes the
-product of A and the identity."""
+"""The operations that torch may compute in lower precision. Each value is a
+function of A and the identity matrix. It returns the arguments with which the operation
+computes the product of these matrices."""
 
 
 @torch.no_grad()

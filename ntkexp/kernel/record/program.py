@@ -146,7 +146,7 @@ OF_ONE_SHAPE = (
 
 @dataclass
 class Simplifier:
-    """The slots that are known to hold equal values, among the operations so far."""
+    """The slots that are known to hold equal values, among all results so far."""
 
     values: Sequence[Tensor]
     # for each slot that equals an earlier slot: the first such slot
@@ -186,7 +186,7 @@ class Simplifier:
                 and self.values[entry.results[0]].shape
                 == self.values[entry.slots[0]].shape
             )
-            # slot 2 equals the number 2, but its `repr` is @2
+            # compare texts, because slot 2 equals the number 2, but has the text @2
             key = (
                 entry.op,
                 repr((entry.args, entry.kwargs)),
@@ -232,8 +232,9 @@ PERHAPS_VIEWS = (
 def overwritten(
     entries: Sequence[Entry], values: Sequence[Tensor], others: Iterable[Slot]
 ) -> dict[Slot, Slot]:
-    """Return the argument that each operation may overwrite, by the slot of its result.
-    `others` holds inputs, constants and results, which must not be overwritten."""
+    """For each operation that may overwrite an argument, return the slot of this
+    argument, by the slot of the result. `others` holds inputs, constants and results,
+    which must not be overwritten."""
     # the home of a slot is the first slot that shares its memory, or may share it
     homes: dict[Slot, Slot] = {}
     for entry in entries:
@@ -286,8 +287,8 @@ def has_layout_of(one: Tensor, other: Tensor) -> bool:
     )
 
 
-# Functions of torch for operations of ATen. Calling a function takes half the time of
-# calling the operation object.
+# If possible, programs call functions of torch, because calling an operation object of
+# ATen takes twice as long.
 
 
 def same(one: Tensor, other: Tensor) -> bool:
@@ -336,8 +337,8 @@ and to the numbers that the program reads."""
 
 
 class Source:
-    """The Python text of a program. `over` maps each result to the argument that it
-    overwrites.
+    """The Python text of a program. `over` maps the result of an operation to the
+    argument that the operation overwrites.
 
     >>> add, cat = torch.ops.aten.add.Tensor, torch.ops.aten.cat.default
     >>> entries = [Entry(add, (Slot(0), 2), {}, (Slot(1),), ()), Entry(cat, ([Slot(1), Slot(0)],), {}, (Slot(2),), ())]

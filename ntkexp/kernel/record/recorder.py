@@ -106,7 +106,7 @@ class ReadRecorder(TorchFunctionMode):
 
     Torch runs no operation for such a read. So this mode records a call of
     `torch.equal`, which compares the tensor with the numbers that were read. A program
-    compiled from the tape is valid while they are equal. Without `in_memory`, the mode
+    compiled from the tape is valid while both are equal. Without `in_memory`, the mode
     raises RuntimeError instead, because the tensors of `functionalize` have no memory
     to read."""
 
@@ -131,8 +131,8 @@ def native_dropout(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Call a torch function. If it is dropout, call torch's `native_dropout` instead,
     which writes nothing in place.
 
-    Otherwise `functionalize` would replace the write. It does not preserve the memory
-    order, in which dropout draws its mask.
+    Otherwise `functionalize` would replace the write, and change the memory order of
+    the tensor. Dropout draws its mask in this order, so the mask would change.
 
     >>> x, state = torch.ones(4, 2).t(), torch.get_rng_state()
     >>> one = functional.dropout(x)
@@ -208,9 +208,8 @@ class Recorder(DispatchMode):
     """A mode that records operations as they run.
 
     `rewrites` decides how in-place operations are recorded: as operations that return
-    new tensors, or not at all (raise NotPure). `repeats_random` decides the same for
-    operations that draw random numbers: their results become inputs of the tape, or
-    they raise Mistake."""
+    new tensors, or not at all (raise NotPure). `repeats_random` decides how random
+    numbers are recorded: as inputs of the tape, or not at all (raise Mistake)."""
 
     def __init__(self, *, rewrites: bool = True, repeats_random: bool = False) -> None:
         super().__init__()
@@ -221,7 +220,7 @@ class Recorder(DispatchMode):
         self.entries: list[Entry] = []
         self.values: list[Tensor] = []
         self.slots: dict[int, Slot] = {}  # by the id of the tensor
-        # keeps the tensors alive, so that no other tensor gets the id of one of them
+        # keeps tensors alive, because Python may reuse the id of a deleted tensor
         self.seen: dict[int, Tensor] = {}
         # the content, as one flat tensor, of each storage that was written to
         self.flats: dict[int, Tensor] = {}
@@ -372,7 +371,7 @@ class Recorder(DispatchMode):
         flat = self.flats[home] if home in self.flats else self.flat_content(target)
         for slot, value in enumerate(self.values):
             if storage(value) == home:
-                # the content of the argument before the write
+                # keep the content before the write
                 self.values[slot] = value.clone()
         func(*args, **kwargs)
         # Views that overlap with the written elements lose their slot, so that `slot`
@@ -399,7 +398,7 @@ class Recorder(DispatchMode):
     def flat_content(self, target: Tensor) -> Tensor:
         """Return the content of a storage before the first write. Read it from a
         recorded tensor that contains all elements in order.
-        Raise Mistake if there is none."""
+        Raise Mistake if there is no such tensor."""
         size = target.untyped_storage().nbytes() // target.element_size()
         for value in [target, *self.seen.values()]:
             shows_all = (
@@ -453,8 +452,8 @@ def functional_twin(op: OpOverload) -> OpOverload | None:
 
 
 def refuse_other_kind(written: Tensor, value: Tensor) -> None:
-    """Raise Mistake if two views of a storage have different dtypes. `positions` counts
-    elements of one dtype."""
+    """Raise Mistake if two views of a storage have different dtypes, or if a view is
+    conjugated or negated, because `positions` counts elements of one dtype."""
     if written.dtype != value.dtype or value.is_conj() or value.is_neg():
         raise Mistake(
             "the module writes complex numbers in place, and also views their real and "

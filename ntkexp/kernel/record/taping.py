@@ -48,7 +48,7 @@ and recurrent cells on GPUs."""
 
 def columns(function: Function, weights: Weights, inputs: Inputs) -> Tensor:
     """Return the function's outputs as a matrix with one row for each example. Raise
-    Mistake if they have another form."""
+    Mistake if the outputs have another form, or are not floating-point numbers."""
     outputs = function(weights, inputs)
     count = examples(inputs)
     if outputs.is_complex():
@@ -144,7 +144,7 @@ class Taping:
                 return self.tape(run, rewrites=True)
 
     def tape(self, run: Callable[[Weights, Inputs], Tensor], *, rewrites: bool) -> Tape:
-        """Run a function once under a recorder."""
+        """Run a function once under a `Recorder` with the option `rewrites`."""
         leaves = {
             name: weight.detach().requires_grad_(self.differentiable)
             for name, weight in self.weights.items()
@@ -240,8 +240,8 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 class MemoryLimit(DispatchMode):
-    """A mode that limits the total bytes of new arrays. It counts their shapes before
-    torch allocates them.
+    """A mode that limits the total bytes of new arrays. It adds up the sizes of arrays
+    before torch allocates them.
 
     For the error message, `what` names the arrays, and `remedy` names the setting that
     makes them smaller. `copies` is the number of such arrays that will exist in the

@@ -1,5 +1,5 @@
 """Secant Jacobians. In a step from weights θ₀ to θ₁ = θ₀ + Δθ, the secant Jacobian J̄ is
-a matrix with J̄Δθ = f(θ₁) − f(θ₀), exactly. It is computed by propagating differences
+a matrix with J̄Δθ = f(θ₁) − f(θ₀), exactly. J̄ is computed by propagating differences
 through the recorded network.
 
 Each module imports only from the modules listed before it:

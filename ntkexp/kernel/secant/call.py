@@ -2,18 +2,18 @@
 and helpers of the difference rules.
 
 Every value v of the network is v₀ at the start of the step and v₁ at its end. A rule
-is a function of a `Call` that returns the exact difference Δv = v₁ − v₀ of the operation's result,
-as a linear map of the differences of its arguments. The factors of this map are called
+takes a `Call`, and returns the exact difference Δv = v₁ − v₀ of the operation's result,
+as a linear map of the differences of the arguments. The factors of this map are called
 coefficients:
 
     mean     v̄ = (v₀ + v₁)/2
     slope    D(v₀, v₁), such as (σ(v₁) − σ(v₀))/(v₁ − v₀)
 
-Rules get coefficients from the methods of `Call`. These methods have a second purpose:
-the search for owners (`ownership`), which determines the example that each value belongs
-to. It sets `coefficient_noise`. Each coefficient that depends on inputs or weights is
-then replaced by a random number in [1, 2], so that no gradient is zero by chance,
-because of a dead unit, a black pixel, or a cancellation.
+Rules get coefficients from the methods of `Call`. These methods also serve the search
+for owners (`ownership`), which determines the example that each value belongs to. If
+`coefficient_noise` is set, the methods replace each coefficient that depends on inputs
+or weights by a random number in [1, 2]. Then no gradient is zero by chance, because of
+a dead unit, a black pixel, or a cancellation.
 
 A *use* of a weight is an operation that combines the weight with a value that depends on
 the inputs. In its rule, one term of Δv contains the difference of the weight. This term
@@ -94,8 +94,8 @@ def on_shared_vector(transpose: LinearFunction, axis: int) -> LinearFunction:
 def inner_products(
     vectors: Float[Tensor, "vector *row size"], fixed: Float[Tensor, "count *row size"]
 ) -> Float[Tensor, "count vector *row 1"]:
-    """Return ⟨v, f⟩ for each row of the vectors v with the same row of the fixed
-    vectors f, by one batched matrix product."""
+    """Return ⟨v, f⟩ for each row of each vector v, with the same row of each fixed
+    vector f, by one batched matrix product."""
     size = fixed.shape[-1]
     rows = vectors.reshape(len(vectors), -1, size).permute(1, 2, 0)
     products = torch.bmm(fixed.reshape(len(fixed), -1, size).transpose(0, 1), rows)
@@ -175,7 +175,7 @@ class Ends:
     delta: Tensor | None
     # True if the tensor depends on trained weights and not on inputs
     from_weights: bool = False
-    from_inputs: bool = True
+    from_inputs: bool = True  # True if the tensor depends on inputs
 
     @property
     def change(self) -> Tensor:
@@ -386,11 +386,11 @@ class Call:
         return left, right
 
     def unbound(self, value: Ends, dim: int) -> tuple[Tensor, ...] | None:
-        """Split the difference of a value along an axis into separate tensors, for a
-        network that selects every index of the axis, one by one. Otherwise return None.
+        """Split the difference of a value along an axis into separate tensors. Return
+        None unless the network selects every index of the axis, one by one.
 
-        Autograd then stacks the gradients of all indices once, instead of adding each
-        one to a tensor of zeros."""
+        After a split, autograd stacks the gradients of all indices once, instead of
+        adding each gradient to a tensor of zeros."""
         key = (self.entry.args[0], dim % value.start.dim())
         unbound = self.state.unbound
         if self.is_use(value) or len(self.state.selected[key]) < value.start.shape[dim]:
@@ -457,7 +457,7 @@ class Call:
         is a leaf of autograd's graph.
 
         For a matrix `factor`, the tap has the same rows. For patches [example, use,
-        in], it consists of images [example, out, use]."""
+        in], the tap consists of images [example, out, use]."""
         change = weight.change.detach()
         is_matrix = factor.dim() == 2
 

@@ -75,7 +75,7 @@ def owners(tape: Tape, trained: frozenset[str]) -> Owners:
     """Return the owners of a tape, in the order of its uses.
 
     A constant that is multiplied with weights may have a row for every example. First
-    assume that it does. If this fails, assume that it does not."""
+    assume that all these constants do. If this fails, assume that none does."""
     # Refuse embeddings with scale_grad_by_freq. This option divides the gradient of a
     # row by the number of times that the batch contains the row, so the gradient of an
     # example depends on the other examples. The test below would not detect this in a
@@ -200,8 +200,7 @@ def owners_hold(
         n = (owner[:, None] if is_product else owner) + 1
         missed = torch.addcmul(nu, u, n.to(u), value=-1).abs_()
         largest = nu.abs()
-        # compare row by row, because the elements of one row may be far smaller than
-        # those of another
+        # compare row by row, because rows may differ in size by orders of magnitude
         if u.dim() and u.numel():
             missed = missed.amax(-1)
             largest = largest.amax(-1)
@@ -293,8 +292,8 @@ def drop_expanded_axes(owner: Int[Tensor, "..."]) -> Int[Tensor, "..."]:
 
 
 ROW_READS = ("embedding", "gather", "index", "index_select", "take")
-# operations that return integers (such as pivots) that their difference rules do not
-# use
+# operations that also return integers, such as pivots. The difference rules do not use
+# these integers.
 UNUSED_INTEGERS = (
     *(
         "_linalg_det",
@@ -335,8 +334,8 @@ def routes(tape: Tape) -> Routes:
 
 
 def routing_slots(tape: Tape, entry: Entry, read: set[Slot]) -> Iterator[Slot]:
-    """Yield the slots of an operation's routing values. These are its integer or mask
-    arguments, if they select rows, and its integer results, such as the order of a
+    """Yield the slots of an operation's routing values. Routing values are integer or
+    mask arguments that select rows, and integer results, such as the order of a
     sort."""
     # h[h < 0] = 0 keeps every element at its index, so its mask is no routing value
     if entry.name == "index_put":

@@ -17,8 +17,8 @@ Jacobian.
 
 Literature: the difference rules are discrete gradients (Itoh & Abe 1988, Gonzalez 1996,
 McLachlan, Quispel & Robidoux 1999) chained along a program, like the multipliers of
-DeepLIFT (Shrikumar, Greenside & Kundaje 2017). They replace the integral of integrated
-gradients (Sundararajan, Taly & Yan 2017)."""
+DeepLIFT (Shrikumar, Greenside & Kundaje 2017). The rules replace the integral of
+integrated gradients (Sundararajan, Taly & Yan 2017)."""
 
 from __future__ import annotations
 
@@ -41,8 +41,9 @@ class Replay:
     """The differences of all values of a network in one step.
 
     `delta` is J̄Δθ at the output, or J̄v if a `direction` v is given. Autograd can
-    differentiate it with respect to the taps of `uses`. If only these gradients are
-    needed, `pullback_only` saves time: it replaces Δθ by zero."""
+    differentiate `delta` with respect to the taps of `uses`. If only these gradients
+    are needed, `pullback_only` saves time: it replaces Δθ by zero. `constants` count as
+    inputs, and `coefficient_noise` serves the search for owners (see `ownership`)."""
 
     def __init__(
         self,
@@ -130,8 +131,8 @@ class Replay:
                 )
 
     def apply_rule(self, entry: Entry) -> None:
-        """Compute the differences of an operation's results by its rule. If there is
-        none, store the reason in `unknown`."""
+        """Compute the differences of an operation's results by its rule. If this is
+        impossible, store the reason in `unknown`."""
         state = self.state
         ends = [(state.start[slot], state.end[slot]) for slot in entry.results]
         if all(is_unchanged_choice(v0, v1) for v0, v1 in ends):
@@ -272,7 +273,7 @@ class GradientScale:
         self.scale: float | None = None
 
     def __call__(self, gradient: Tensor | None) -> Tensor | None:
-        # the output does not depend on the tensor
+        # the gradient is missing if the output does not depend on the tensor
         if gradient is None or gradient.numel() == 0:
             return gradient
         if self.scale is None:

@@ -60,15 +60,15 @@ def point(weights: Weights) -> Segment:
     return Segment(weights, weights, frozenset(weights))
 
 
-# Closure. Both outputs have rounding errors, since f is a chain of sums, each of which is
-# rounded to eps of its terms. So the test is
+# Closure. f is a chain of sums. Each sum is rounded to eps of its terms, so f(θ₀) and
+# f(θ₁) have rounding errors. The test is
 #
 #     ‖J̄Δθ − Δf‖ ≤ MULTIPLE · eps · (‖f(θ₀)‖ + ‖f(θ₁)‖)
 #
 # The norms run over all examples and outputs. eps is the largest machine epsilon of all
-# values between weights and outputs. If the test fails, rounding does not explain the
-# error, unless the outputs are small differences of large numbers. The user then gets a
-# remark. If the error is so large that f has lost half of its digits, or if it is nan,
+# values between weights and outputs. If the test fails, the user gets a remark,
+# because rounding explains such an error only if the outputs are small differences of
+# large numbers. If the error is nan, or so large that f has lost half of its digits,
 # the kernel counts as wrong.
 
 

@@ -137,10 +137,10 @@ class Grouped:
 
 @dataclass(frozen=True, eq=False)
 class Element:
-    """A weight that an elementwise operation uses,
-    after it was expanded to the shape of the operation.
+    """A use of a weight in an elementwise operation. The weight is expanded to the
+    shape of the operation.
 
-    The tap is the expanded weight, or the result of the operation. If it is the result,
+    The tap is the expanded weight, or the result of the operation. In the second case,
     `gain` is the factor of the weight."""
 
     tap: Float[Tensor, "..."]
@@ -299,7 +299,7 @@ class WeightedOperation:
         self, slot: Slot, axes: Sequence[int], gain: Tensor | float = 1.0
     ) -> Element:
         """Return an elementwise use of a weight that is broadcast to the shape of the
-        result. `axes` is the shape to which the weight is viewed before broadcasting.
+        result. `axes` is the shape of the weight before broadcasting.
 
         The weight may also consist of rows of a table at constant indices, such as
         position embeddings."""

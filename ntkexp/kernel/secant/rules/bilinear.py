@@ -60,9 +60,9 @@ def add_scaled(of_two: Callable[..., Tensor], call: Call) -> Tensor:
 
 
 def prod(call: Call) -> Tensor:
-    """Return the difference of the product of all elements, or of the elements along an
-    axis, which may be zero. Apply the product rule to pairs of elements, then to pairs
-    of products, and so on."""
+    """Return the difference of the product of all elements, or of products along an
+    axis. Elements may be zero, so apply the product rule to pairs of elements, then to
+    pairs of products, and so on."""
 
     def pair(left: Ends, right: Ends) -> Ends:
         delta = multiply(call, left, right, left.start.shape)
@@ -75,8 +75,8 @@ def prod(call: Call) -> Tensor:
 
 
 def cumprod(call: Call) -> Tensor:
-    """Return the difference of cumulative products, of elements that may be zero. In
-    rounds k = 1, 2, 4, …, apply the product rule to pₙ ← pₙ₋ₖ pₙ."""
+    """Return the difference of cumulative products. Elements may be zero, so apply the
+    product rule to pₙ ← pₙ₋ₖ pₙ, in rounds k = 1, 2, 4, …"""
     value = call.expanded(call.args[0])
     dim = call.arguments["dim"]
     if value.start.dim() == 0:
@@ -272,9 +272,9 @@ MATRICES: dict[str, Rule] = {
 }
 
 
-# Convolutions with any number of dimensions, stride, padding, dilation and groups. As a
-# function of its weight, a convolution is a matrix product of patches (one row for each
-# output position) with the kernel. So each position is a use of the weight.
+# Convolutions may have any number of dimensions, stride, padding, dilation and groups.
+# As a function of its weight, a convolution is a matrix product of patches (one row for
+# each output position) with the kernel. So each position is a use of the weight.
 
 
 def convolution(call: Call) -> Tensor:
@@ -318,8 +318,8 @@ def convolution(call: Call) -> Tensor:
 def convolution_use(
     call: Call, x: Ends, kernel: Ends, bias: Ends | None, how: list[Any]
 ) -> Tensor:
-    """Return x̄ ∗ ΔW + Δb as a product of patches with the kernel ΔW, or one product
-    for each group. Record it as a use of W."""
+    """Return x̄ ∗ ΔW + Δb as a product of patches with the kernel ΔW, or as one product
+    for each group. Record a use of W."""
     stride, padding, dilation, transposed, extra, groups = how
     image = call.mean(x)
     size = kernel.start.shape[2:]

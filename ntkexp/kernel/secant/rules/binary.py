@@ -94,10 +94,11 @@ def angle_by_width(x0: Tensor, x1: Tensor, y: Tensor) -> Tensor:
 def turn(
     cross: Tensor, dot: Tensor, change: Tensor, d: Tensor, lever: Tensor
 ) -> Tensor:
-    """Return the angle between two vectors, divided by d.
+    """Return the angle between two vectors, divided by d. If d = 0, return its limit,
+    `lever`/`dot`.
 
     `change` is this angle as a difference of two values of atan2, which loses digits.
-    So compute the angle as the atan2 of the cross and dot products of the vectors. It
+    So compute the angle as the atan2 of the cross and dot products of the vectors. This
     differs from `change` by 2π if the branch cut of atan2 lies between the vectors.
     Only in this case, use `change`."""
     angle = torch.atan2(cross, dot)
@@ -125,7 +126,7 @@ def log_sum(base: float, call: Call) -> Tensor:
     """Return the difference of log(eᵃ + eᵇ) = b + log(1 + e^(a − b)):
     s Δa + (1 − s) Δb.
 
-    s is the slope of the softplus at a − b. The base may also be 2.
+    s is the slope of the softplus at a − b. With `base` 2, replace e by 2.
     """
     left, right = call.expanded_pair()
     ahead = Ends(left.start - right.start, left.end - right.end, None)
@@ -199,7 +200,7 @@ def loss_of_gap(call: Call) -> Tensor:
         value: Tensor = kind(z, torch.zeros_like(z), 0, *numbers)
         return value
 
-    # the loss has kinks where the gap is plus or minus its number
+    # the loss has kinks where the gap is ± its parameter (beta or delta)
     kinks = (*numbers, *(-number for number in numbers))
     delta = call.slope(gap, partial(slope_between, each, kinks)) * gap.change
     return reduce_loss(delta, call.arguments["reduction"])
@@ -213,7 +214,7 @@ def reduce_loss(losses: Tensor, reduction: int) -> Tensor:
 
 def log_times(shift: float) -> Rule:
     """Return a rule for a log(c + b) with c = `shift`, by averaged slopes.
-    For a = 0, it is zero."""
+    The product counts as zero if a = 0."""
 
     def slope_in_a(z0: Tensor, z1: Tensor, b: Tensor) -> Tensor:
         return torch.log1p(b) if shift else torch.log(b)
@@ -225,8 +226,8 @@ def log_times(shift: float) -> Rule:
     return partial(of_two, slope_in_a, slope_in_b)
 
 
-# Binary cross-entropy, of logits or of probabilities. It is a sum of products of labels
-# and logarithms, and each factor has a slope without cancellation.
+# The binary cross-entropy of logits or of probabilities is a sum of products of labels
+# and logarithms. Each factor has a slope without cancellation.
 
 
 LOWEST = -100.0  # torch's lower bound for logarithms in the cross-entropy

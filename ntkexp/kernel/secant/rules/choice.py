@@ -40,7 +40,7 @@ def pairwise(call: Call, left: Ends, right: Ends, sign: int, tied: float = 0.5) 
     """Return max(a, b), or min(a, b) if `sign` is −1, with its difference
     (1 − w) Δa + w Δb.
 
-    w is the slope of relu at `sign` · (b − a) over the step. Where a = b at both ends, w
+    w is the slope of relu at `sign` · (b − a) over the step. If a = b at both ends, w
     is `tied`."""
 
     def share(d0: Tensor, d1: Tensor) -> Tensor:
@@ -65,8 +65,9 @@ def of_two(sign: int, tied: float, call: Call) -> Tensor:
 
 
 def clamp(call: Call) -> Tensor:
-    """Return the difference of a clamped value. The bounds may change too, so take the
-    maximum with the lower bound, and then the minimum with the upper bound."""
+    """Return the difference of a clamped value. If the bounds are tensors, they may
+    change too. Then take the maximum with the lower bound, and the minimum with the
+    upper bound."""
     if not any(isinstance(bound, Ends) for bound in call.args[1:]):
         return analytic(None, call)
     shape = call.start.shape
@@ -100,7 +101,7 @@ def extremes(signs: tuple[int, ...], call: Call) -> Result:
 
 def follow_order(call: Call) -> Result:
     """Return Δv in the order of sort, topk and similar operations. Their second result
-    is the order. Raise ChoiceChanged if the step changes it."""
+    is the order. Raise ChoiceChanged if the step changes this order."""
     (_, _), (first, last) = call.result_ends
     if not torch.equal(first, last):
         raise ChoiceChanged(
@@ -130,10 +131,10 @@ ORDER_OPERATIONS: dict[str, Rule] = {
 }
 
 
-# Maxima m of values that are scattered into a tensor. At the start, one value is the
-# largest, or several values are tied. Let a be their mean, also at the end of the step.
-# Let b be the mean of the values that are largest at the end. At both ends,
-# m = max(a, b), so
+# Several values are scattered to one element of a tensor, which becomes the maximum m.
+# Let a be the mean of the values that are largest at the start, and b the mean of the
+# values that are largest at the end. (Several values may be tied.) Both means change in
+# the step, and m = max(a, b) at both ends. So
 #
 #     Δm = (1 − w) Δa + w Δb        w = the slope of relu at b − a
 #
@@ -161,8 +162,8 @@ def scatter_reduce(call: Call) -> Result:
             dim, indices, v
         )
 
-    # 1 where the value of the target competes for the maximum. With include_self=False,
-    # it competes only where no value is written.
+    # `counts` is 1 where the value of the target competes for the maximum. With
+    # include_self=False, this is only the case where no value is written.
     kind = target.start.dtype
     counts = torch.ones_like(target.start)
     if not call.arguments["include_self"]:
@@ -207,8 +208,8 @@ def scatter_reduce(call: Call) -> Result:
 
 
 def index_put(call: Call) -> Result:
-    """Return the difference of writing a value where a mask is true, as in h[h < 0] =
-    0. Writing at integer indices is linear."""
+    """Return the difference of writing a value where a mask is true, as in
+    `h[h < 0] = 0`. Writing at integer indices is linear."""
     target, indices, value, *accumulate = call.args
     axis, mask = next(
         (k, index) for k, index in enumerate(indices) if index is not None

@@ -249,8 +249,8 @@ def exponential_below(
 
 
 def softplus_slope(u0: Tensor, u1: Tensor) -> Tensor:
-    """Return the slope of log(1 + eᵘ): L₊/(L₊ + L₋). L₊ is the logarithmic mean of
-    eᵘ/(1 + eᵘ) over both ends, and L₋ is that of 1/(1 + eᵘ), as in softmax."""
+    """Return the slope of log(1 + eᵘ): L₊/(L₊ + L₋). L₊ and L₋ are the
+    logarithmic means of eᵘ/(1 + eᵘ) and of 1/(1 + eᵘ) over both ends, as in softmax."""
     above, below = (
         log_mean(*(logsigmoid(sign * u) for u in (u0, u1))) for sign in (1, -1)
     )
@@ -259,7 +259,7 @@ def softplus_slope(u0: Tensor, u1: Tensor) -> Tensor:
 
 def softplus(call: Call, z0: Tensor, z1: Tensor) -> Tensor:
     """Return the slope of a function that is log(1 + e^βz)/β, and z if βz exceeds a
-    threshold. If only one of βz₀ and βz₁ exceeds it, return (σ₁ − σ₀)/(z₁ − z₀)."""
+    threshold. If only one of βz₀ and βz₁ does, return (σ₁ − σ₀)/(z₁ − z₀)."""
     beta = call.arguments["beta"]
     threshold = call.arguments["threshold"]
     beyond0, beyond1 = (beta * z > threshold for z in (z0, z1))
@@ -311,8 +311,7 @@ SLOPES: dict[str, Slope] = {
     ),
     "sin": lambda _, z0, z1: sin(z0, z1),
     "softplus": softplus,
-    # 1/(√z₀ + √z₁), and 0 if z₀ = z₁ = 0, where nothing changes (autograd gives
-    # infinity there)
+    # 1/(√z₀ + √z₁), and 0 if z₀ = z₁ = 0 (autograd gives infinity)
     "sqrt": lambda _, z0, z1: quotient(torch.ones_like(z0), z0.sqrt() + z1.sqrt(), 0.0),
     "tanh": lambda _, z0, z1: tanh(z0, z1),
 }
@@ -333,8 +332,8 @@ DERIVATIVES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 def elementwise(slope: Slope, call: Call) -> Tensor:
-    """Return Δσ = D · Δz. On a segment of length zero, use σ′, computed from σ(z) on
-    the tape if that is cheaper."""
+    """Return Δσ = D · Δz. On a segment of length zero, D is σ′(z). Take it from the
+    table DERIVATIVES if the table contains σ."""
     value = call.args[0]
     derivative = DERIVATIVES.get(call.entry.name)
     if call.is_point and derivative is not None:
@@ -344,11 +343,11 @@ def elementwise(slope: Slope, call: Call) -> Tensor:
     return call.slope(value, partial(slope, call)) * call.delta(value)
 
 
-# Functions σ without a closed form for their slope D. A break is a kink or a singularity
-# of σ. If |d| is at most `GAUSS_RANGE` times the distance to the nearest break, the
-# quotient Δσ/Δz would lose digits. Then D is the mean of the derivative at three Gauss
-# nodes. Otherwise D is the quotient. If σ is linear between its breaks, D is the
-# derivative if no break lies between z₀ and z₁, and the quotient otherwise.
+# The functions σ below have no closed form for the slope D. A break is a kink or a
+# singularity of σ. If |d| is at most `GAUSS_RANGE` times the distance to the nearest
+# break, the quotient Δσ/Δz would lose digits. Then D is the mean of the derivative at
+# three Gauss nodes. Otherwise D is the quotient. If σ is linear between its breaks, D
+# is the derivative if no break lies between z₀ and z₁, and the quotient otherwise.
 
 
 def derivative_of(function: Function, z: Tensor) -> Tensor:

@@ -5,8 +5,8 @@
 There are two kinds of rules, and both are exact. The rule `first` is for an operation
 that is linear in its first argument. It applies the operation to the difference of this
 argument. The rule `join` is for an operation that is linear in several arguments
-together, such as `cat`. It applies the operation to all their differences at once, with
-zeros for arguments that do not change."""
+together, such as `cat`. It applies the operation to the differences of all arguments at
+once, with zeros for arguments that do not change."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from ntkexp.kernel.secant.rules.bilinear import multiply
 
 
 def first(call: Call) -> Result:
-    """Apply the operation to the difference of its first argument, for example for
-    rearrangements, sums, padding, or average pooling."""
+    """Apply the operation to the difference of its first argument. Examples are
+    rearrangements, sums, padding, and average pooling."""
     value, *rest = call.args
     constants = tree_map(constant, (rest, call.kwargs))
 

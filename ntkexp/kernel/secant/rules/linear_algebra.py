@@ -538,6 +538,9 @@ def values(
     """Return Δσ = ⟨G, V⟩ for each eigenvalue or singular value σ
     with its directions u and v.
 
+    `sizes` is the pair (σ₀, σ₁). `across` and `along` are the pairs of directions in G
+    and Ḡ.
+
     If u and v change little, G is the mean of u₁v₀ᵀ and u₀v₁ᵀ, divided by the overlap
     of the directions at start and end. Otherwise, for example if two values cross, G is
     Ḡ, the mean of u₀v₀ᵀ and u₁v₁ᵀ, with a correction along V that makes it exact

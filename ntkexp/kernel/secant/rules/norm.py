@@ -1,6 +1,6 @@
 """Difference rules for softmax, normalisations, variances and norms.
 
-A normalisation of n numbers x is a product y = r c, which a gain g and a bias follow:
+A normalisation of n numbers x is a product y = r c, followed by a gain g and a bias:
 
     c = x − mean x        v = mean c² + ε        r = v⁻¹ᐟ²
 
@@ -64,8 +64,8 @@ CACHED_ROW_NUMBERS = 2**18
 #
 # These are the differences of the three functions, exactly. Proof: Δlog p_i = Δz_i − c,
 # where c = Δlogsumexp is the same for all i. At both ends, the p sum to one, so
-# Σ L_i Δlog p_i = Σ Δp_i = 0. Therefore c = Σ w_j Δz_j. (Rules for exp, sum and division
-# one after the other would overflow or cancel if logits change a lot.)
+# Σ L_i Δlog p_i = Σ Δp_i = 0. Therefore c = Σ w_j Δz_j. (Separate rules for exp, sum
+# and division would overflow or cancel if logits change a lot.)
 
 
 def mean_shares(call: Call) -> Tensor:
@@ -118,7 +118,7 @@ def counted_back(call: Call) -> int:
 
 
 def row_by_row(function: Callable[..., Tensor], axis: int, *arrays: Tensor) -> Tensor:
-    """Apply a function to rows along an axis. If it is the last axis, and there are
+    """Apply a function to rows along an axis. If this is the last axis, and there are
     many numbers, take a few rows at a time, so that
     intermediate results stay in the cache."""
     first = arrays[0]

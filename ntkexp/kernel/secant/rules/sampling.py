@@ -93,8 +93,8 @@ class PixelScale:
     corners: bool
 
     def pixel(self, z: Tensor) -> Tensor:
-        """Return the place of a coordinate, inside the picture unless the padding is
-        zero."""
+        """Return the place of a coordinate in pixels. With border or reflection
+        padding, move the place into the picture."""
         p = self.unpadded(z)
         if self.padding == REFLECTION_PADDING:
             p = self.reflected(p)[0]
@@ -125,8 +125,8 @@ class PixelScale:
         return scale * (relu(p0, p1) - right(p0 - last, p1 - last))
 
     def unpadded(self, z: Tensor) -> Tensor:
-        """Return the place of a coordinate, with the rounding of torch. At the centre
-        of a pixel, rounding decides the side of the kink."""
+        """Return the place of a coordinate. Round as torch does, because rounding
+        decides the side of the kink at the centre of a pixel."""
         is_vectorized = (
             z.device.type == "cpu" and self.call.entry.name == "grid_sampler_2d"
         )
@@ -140,7 +140,7 @@ class PixelScale:
     def reflected(self, p: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return a coordinate after reflection at the borders of the picture.
 
-        Also return the slope of the reflection there (1 or −1), and the index of the
+        Also return the slope of the reflection at p (1 or −1), and the index of the
         linear piece that contains the coordinate."""
         low = 0.0 if self.corners else -0.5
         span = float(self.size - 1 if self.corners else self.size)
@@ -245,7 +245,7 @@ def interpolated(
     gains = [mean.new_zeros(shape) for _ in changes]
     for corner in product(*axes):
         weight = reduce(PixelWeight.times, corner)
-        # zero outside the picture
+        # pixels outside of the picture are zero
         inside = torch.ones_like(weight.start, dtype=torch.bool)
         index = torch.zeros_like(weight.pixels[0])
         for pixel, size in zip(weight.pixels, sizes, strict=True):
