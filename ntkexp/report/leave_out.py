@@ -116,7 +116,7 @@ def removal_scales(
 ) -> NDArray[np.float64]:
     """Return the root mean square of the actual changes of each removal, [removal].
 
-    Use only the changes that have a prediction. Without one, return 0.
+    Use only the changes that have a prediction. A removal without predictions gets 0.
     """
     scales = np.zeros(len(retrained.removals))
     for removal, is_known in enumerate(known):
