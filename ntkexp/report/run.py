@@ -180,7 +180,7 @@ class Run:
     @cached_property
     def recorded(self) -> xr.Dataset:
         """The arrays of `path.record` by snapshot: `outputs` [snapshot, query, out] and
-        `weights` [snapshot, weight]. The coordinate `step` has the step of each snapshot.
+        `weights` [snapshot, weight]. The coordinate `step` holds the steps of snapshots.
 
         Empty if nothing was recorded.
         """

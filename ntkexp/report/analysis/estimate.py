@@ -39,10 +39,10 @@ the scale g.
     above, below     the whole interval lies above or below the range
     across           the interval contains an edge of the range, or there is no interval
 
-In the same order, the laws of sweeps call these results `agrees`, `larger`, `smaller`
-and `undecided`. Claims call them `supported`, `refuted`, `refuted` and `undecided`. The
-range of an expected exponent is exponent ± margin. An upper bound gives (−∞, exponent +
-margin], a lower bound [exponent − margin, ∞).
+The laws of sweeps call these results `agrees`, `larger` or `smaller`, and `undecided`.
+Claims call them `supported`, `refuted`, and `undecided`. The range of an expected
+exponent is exponent ± margin. An upper bound gives (−∞, exponent + margin], a lower
+bound [exponent − margin, ∞).
 
 >>> exponent = Estimate(-0.97, error=0.02, freedom=4)
 >>> ranges = Expected(-1.0), Expected(-0.5), Expected(-0.5, bound="upper")
@@ -265,8 +265,8 @@ class IntervalComparison:
 
     If the interval lies inside or outside the range, `p` is the probability of an
     estimate at least as far from the edge, given that the true value lies at the edge.
-    If the interval crosses an edge, `more` is the number of further repetitions that
-    would probably decide, or None if it exceeds `MAX_REPETITIONS`."""
+    If the interval crosses an edge, `more` is the number of additional repetitions that
+    would probably decide. It is None if the total would exceed `MAX_REPETITIONS`."""
 
     where: Literal["inside", "above", "below", "across"]
     p: float | None = None
@@ -329,7 +329,7 @@ def tail_probability(estimate: Estimate, distance: float) -> float:
 
 
 def missing_repetitions(estimate: Estimate, expected: Expected) -> int | None:
-    """Return the number of further repetitions with which the result is decided with
+    """Return the number of additional repetitions after which `compare` decides with
     probability 80 %.
 
     Assume that the value and the standard deviation s stay the same.
@@ -352,7 +352,7 @@ def missing_repetitions(estimate: Estimate, expected: Expected) -> int | None:
 @cache
 def needed_distances() -> NDArray[np.float64]:
     """Return (t_{m−1, 97.5 %} + t_{m−1, 90 %})/√m for m = 1, 2, … repetitions (see
-    `missing_repetitions`). It is infinite for m = 1."""
+    `missing_repetitions`). The number for m = 1 is infinite."""
     from scipy.special import stdtrit  # noqa: PLC0415  slow to import
 
     repetitions = np.arange(2, MAX_REPETITIONS + 1)

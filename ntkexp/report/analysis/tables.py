@@ -20,7 +20,7 @@ from ntkexp.report.analysis.quantities import quantities, range_of
 from ntkexp.report.run import Run, load_runs
 from ntkexp.report.tables import format_csv
 
-# --- The tables of a sweep.
+# --- The tables of a sweep. A point is one combination of the swept values.
 #
 #     <name>.runs.csv     a row for each run: folder, point, seed, state, and all quantities
 #     <name>.points.csv   a row for each point: mean, standard deviation, count and 95 % interval of
@@ -72,13 +72,14 @@ def write_tables(path: Path) -> tuple[Path, ...]:
     Return their paths.
     """
     sweep = read_sweep(path)
-    # the row of an unreadable run contains only its state
+    # ignore the mistakes: the row of an unreadable run has no quantities
     runs, _ = load_runs_of(sweep)
     return save(analyse(sweep, runs), path.parent)
 
 
 def load_runs_of(sweep: Sweep) -> tuple[dict[Path, Run], dict[Path, Mistake]]:
-    """Return the readable runs of a sweep, and the mistakes of the others."""
+    """Return the readable runs of a sweep by folder, and a `Mistake` for each other
+    folder."""
     folders = [run.folder for run in sweep.runs]
     runs = dict[Path, Run]()
     mistakes = dict[Path, Mistake]()
