@@ -45,7 +45,7 @@ class BreakdownEntry:
     without the group of examples, and the shares of examples and steps."""
 
     split: str
-    number: int
+    number: int  # index of the query in the split
     point: Example
     out: int
     output: str
@@ -54,13 +54,13 @@ class BreakdownEntry:
     # examples
     predicted: float | None
     actual: float
-    places: tuple[int, ...]
+    places: tuple[int, ...]  # indices of the left-out training examples
     names: tuple[str, ...]
     examples: tuple[Example, ...]
     shares: Array  # the part of `actual` due to each example, [example]
     by_step: Array
-    cancellation: float
-    growth: float
+    cancellation: float  # Σ|s|/|Σs| over the shares s
+    growth: float  # growth of the adjoint in the backward pass
 
     @property
     def as_json(self) -> dict[str, Json]:

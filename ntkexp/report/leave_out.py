@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from ntkexp.records.contributions import LeaveOut
 from ntkexp.text import counted, percent, short
 
-# If the correlation of predicted effects with retrainings is lower, tables show a warning
-# instead of the effects.
+# If the correlation of predicted effects with retrainings is lower, tables show a
+# warning instead of the effects.
 MIN_CORRELATION = 0.5
 # If training amplifies small differences of the weights by more than this factor,
 # leave-out effects mostly reflect chance.

@@ -135,7 +135,7 @@ def format_ends(low: float, high: float) -> str:
 
 
 class NothingLeft(Mistake):
-    """Raised if none of the runs of a report can be read."""
+    """The error if no run of a report can be read."""
 
 
 @dataclass(frozen=True)

@@ -200,8 +200,8 @@ def movement(parts: OutputParts) -> Movement | None:
 #
 # mᵢ is computed from the stored tangent kernels, and the integrals by the trapezoidal
 # rule. If the data have phases, kernels are stored at the start and end of each phase,
-# and the integrals are over the phase of the example. An optimizer with momentum applies
-# gradients later, so kernels at single steps do not determine h. For runs with
+# and the integrals are over the phase of the example. An optimizer with momentum
+# applies gradients later, so kernels at single steps do not determine h. For runs with
 # momentum, h is known only if `path.backward` stored it.
 
 

@@ -180,7 +180,8 @@ class Run:
     @cached_property
     def recorded(self) -> xr.Dataset:
         """The arrays of `path.record` by snapshot: `outputs` [snapshot, query, out] and
-        `weights` [snapshot, weight]. The coordinate `step` holds the steps of snapshots.
+        `weights` [snapshot, weight]. The coordinate `step` holds the step of each
+        snapshot.
 
         Empty if nothing was recorded.
         """

@@ -364,7 +364,7 @@ def cost_view(run: Run, anchor: str) -> list[Shown]:
     except (
         Mistake,
         OSError,
-    ):  # timings are optional, and DONE.json has no checksum of them
+    ):  # ignore damaged timings: they are optional, and DONE.json has no checksum
         return []
 
 
@@ -393,7 +393,7 @@ def points_of_run(run: Run, anchor: str) -> list[View]:
 
 def run_view(run: Run, anchor: str, folder: Path) -> View:
     seconds = dict[str, float]()
-    # timings are optional, and DONE.json has no checksum for them
+    # ignore damaged timings: they are optional, and DONE.json has no checksum
     with suppress(Mistake):
         seconds = of_machines(read_timings(run.path / "timings.csv"))
     ladder = tabulate_ladder(run.ladder, seconds)

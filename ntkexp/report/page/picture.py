@@ -119,8 +119,8 @@ MARKERS = re.compile(
 )
 NOT_INHERITED = re.compile(r"[\"\s](?:opacity|clip-path)\s*:")
 FONT = "font-family: 'DejaVu Sans'"
-# number of hexadecimal digits of a digest; two of a thousand pictures have equal digests
-# with probability 5e-7
+# number of hexadecimal digits of a digest; two of a thousand pictures have equal
+# digests with probability 5e-7
 PREFIX_LETTERS = 10
 
 PALETTE = frozenset({

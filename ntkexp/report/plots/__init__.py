@@ -10,7 +10,7 @@ rendering            SVG and PNG files
 examples             pictures of explanations
 attribution_plots    the pictures of `found.plot`
 figures              the pictures of a run
-together             the pictures of several runs
+together             the pictures of a sweep
 run_plots            the pictures of `run.plot`, of many runs and of ensembles
 sweep_plots          the pictures of `sweep.plot`
 

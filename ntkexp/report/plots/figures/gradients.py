@@ -1,6 +1,6 @@
 """How similar are the gradients at two examples along the path?
 
-Figure 1 of Domingos (2020), for a run.
+The picture shows Figure 1 of Domingos (2020) with the gradients of a run.
 
     K_s(x, x′) = ⟨∇f(x), ∇f(x′)⟩ = ‖∇f(x)‖ ‖∇f(x′)‖ cos(angle)        at the weights θ_s
 

@@ -28,8 +28,8 @@ MAX_PIXELS = 256
 
 
 def read(run: Run) -> tuple[Array, NDArray[np.int64]] | None:
-    """Return the path kernel between training examples,
-    and their order by class or target."""
+    """Return the path kernel between training examples, and the order of the examples
+    by class or target. Return None if the run has no such kernel."""
     rule = explained_rule(
         name.removeprefix("path_")
         for name in map(str, run.kernels)
