@@ -66,8 +66,8 @@ class RunGroup:
 def grouped(runs: Sequence[Run]) -> list[RunGroup]:
     """Group runs by their components, in order of first appearance.
 
-    If no other run has the components of a run, it joins a group of all such runs.
-    Followed loops have no components, so they form one group, the last."""
+    All runs with components that no other run has form one group. Followed loops have
+    no components, so they form one group, the last."""
     loops = [run for run in runs if is_followed(run)]
     experiments = [run for run in runs if not is_followed(run)]
     by_components: dict[tuple[object, ...], list[Run]] = {}

@@ -376,7 +376,7 @@ def tabulate_harm(run: Run, forgetting: Forgetting) -> Table:
 #
 # B are the examples of the later task, w is the weight of each in the loss, η_s is the
 # size of step s, and x is any query. The prediction is exact if the kernel does not
-# change. It needs full-batch gradient descent and the squared loss.
+# change. The prediction needs full-batch gradient descent and the squared loss.
 
 
 PREDICTABLE_SETTINGS = {
@@ -393,8 +393,8 @@ def predicted_change(run: Run, during: int, shift: int = 0) -> Array | None:
     Return [point, out].
 
     Return None if the run does not have `PREDICTABLE_SETTINGS`, or stored no kernel at
-    the start of the phase. As a control, `shift` exchanges the examples of the phase:
-    it rotates the columns K(x, xᵢ) by this many positions."""
+    the start of the phase. As a control, a `shift` exchanges the examples of the phase:
+    the columns K(x, xᵢ) are rotated by this many positions."""
     settings = flatten_config(run.config)
     if any(settings.get(key) != value for key, value in PREDICTABLE_SETTINGS.items()):
         return None

@@ -1,5 +1,5 @@
-"""The leave-out effects of a run. They were predicted from its training,
-or measured by retraining."""
+"""The leave-out effects of a run. The effects were predicted from the training, or
+measured by retraining without each example."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def effects_of_run(run: Run) -> Array | None:
 
 @dataclass(frozen=True, eq=False)
 class KnownEffects:
-    """The predicted leave-out effects of a run, the retrainings `check`, and the
-    agreement of both."""
+    """The leave-out effects of a run. `check` contains retrainings without examples,
+    and `agreement` compares the effects with these retrainings."""
 
     predicted: Array  # [query, out, example]
     outs: tuple[int, ...]  # labels of the axis `out`

@@ -171,7 +171,7 @@ class Movement:
 
     @property
     def sentence(self) -> str:
-        """Say when most of the change happened.
+        """A sentence that states when most of the change happened.
 
         >>> Movement(np.array([3.0, 1.0, 0.5, 0.5]), np.arange(4)).sentence
         'most of what training changed here came in the first 25 % of its steps (1 of 4)'

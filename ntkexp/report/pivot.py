@@ -1,10 +1,10 @@
 """Tables of a result over two settings, with means over seeds. `ntkexp report` prints
-them.
+these tables.
 
     rows=model.width columns=init.alpha value=error:frozen_start
 
 A table contains only runs that agree in all other settings, except the seed: a mean
-over different settings would hide them."""
+over runs with different settings would hide the differences."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ class Pivot:
     cells: Mapping[tuple[object, object], PivotCell]
 
     def cell(self, row: object, column: object) -> PivotCell:
-        """Return a cell, which is empty if there are no such runs."""
+        """Return the cell at a row and a column. A cell without runs is empty."""
         return self.cells.get((row, column), PivotCell())
 
     @property

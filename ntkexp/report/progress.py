@@ -1,6 +1,6 @@
 """Displays of progress: a bar on a terminal, text lines elsewhere.
 
-Both are written to stderr, because stdout is for results.
+Bars and text lines are written to stderr, because stdout is for results.
 """
 
 from __future__ import annotations

@@ -127,7 +127,8 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """True if DONE.json exists. It contains the checksums of all other files."""
+        """True if DONE.json exists. A finished run has this file, which contains the
+        checksums of all other files."""
         return (self.path / DONE).is_file()
 
     @property
@@ -391,7 +392,7 @@ def load_runs(folders: Iterable[Path | str]) -> list[Run | Mistake]:
 
 
 def read_run(path: Path) -> Run:
-    """Read a run from its files, finished or not."""
+    """Read a finished or unfinished run from its files."""
     return Run(
         path=path,
         config=RunFolder(path).config,

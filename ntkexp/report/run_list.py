@@ -72,7 +72,7 @@ def steps_of(run: ListedRun) -> str:
 
 def last_row(path: Path) -> Mapping[str, str]:
     """Return the last row of a CSV file, or an empty mapping.
-    Read only both ends of the file."""
+    Read only the header and the end of the file."""
     try:
         with path.open("rb") as file:
             header = file.readline().decode()

@@ -491,8 +491,8 @@ def standing(ladder: Sequence[Result], machine: str) -> Standing:
 
 
 def clause(name: str, standings: Sequence[Standing]) -> str:
-    """Return the clause about one kernel machine in all runs;
-    empty if no run compared it."""
+    """Return the clause about one kernel machine in all runs. Return "" if no run has a
+    result of this kernel machine."""
     runs = len(standings)
     if all(standing.likeness is Likeness.SILENT for standing in standings):
         return ""

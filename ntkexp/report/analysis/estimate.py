@@ -39,10 +39,10 @@ the scale g.
     above, below     the whole interval lies above or below the range
     across           the interval contains an edge of the range, or there is no interval
 
-The laws of sweeps call these results `agrees`, `larger` or `smaller`, and `undecided`.
-Claims call them `supported`, `refuted`, and `undecided`. The range of an expected
-exponent is exponent ± margin. An upper bound gives (−∞, exponent + margin], a lower
-bound [exponent − margin, ∞).
+For inside, above, below and across, the laws of sweeps say `agrees`, `larger`,
+`smaller` and `undecided`. Claims say `supported`, `refuted`, `refuted` and `undecided`.
+The range of an expected exponent is exponent ± margin. An upper bound gives
+(−∞, exponent + margin], a lower bound [exponent − margin, ∞).
 
 >>> exponent = Estimate(-0.97, error=0.02, freedom=4)
 >>> ranges = Expected(-1.0), Expected(-0.5), Expected(-0.5, bound="upper")
@@ -71,10 +71,10 @@ LEVEL = 1 - CONFIDENCE
 ONE_SIDED_LEVEL = LEVEL / 2
 POWER = 0.8
 MAX_REPETITIONS = 1000
-"""If a decision needs more repetitions than this, their number is not reported."""
+"""Larger numbers of repetitions that a decision would need are not reported."""
 ROUNDING = 1e-9
-"""Values outside of their range are clipped if the distance is at most this fraction of
-the largest value."""
+"""A value outside of its range is clipped if its distance from the range is at most
+this fraction of the largest value."""
 LARGEST_LOG = math.log(sys.float_info.max)
 LARGEST_LOG_ODDS = 700.0  # exp overflows for larger numbers
 
@@ -87,8 +87,8 @@ SHARE: Range = (0.0, 1.0)
 
 @dataclass(frozen=True)
 class Scale:
-    """The map g from the range (a, b) onto the real line, for confidence intervals. It
-    is the identity if a is infinite."""
+    """The map g from the range (a, b) onto the real line, for confidence intervals. If
+    a is infinite, g is the identity."""
 
     a: float = -math.inf
     b: float = math.inf
@@ -172,8 +172,8 @@ class Estimate:
 
     @property
     def scale(self) -> Scale:
-        """The scale of the interval. It is the identity if there is no range, or if the
-        value is at an end of the range."""
+        """The scale g of the interval. If there is no range, or if the value is at an
+        end of the range, g is the identity."""
         if self.within is None or not self.within[0] < self.value < self.within[1]:
             return Scale()
         return Scale(*self.within)

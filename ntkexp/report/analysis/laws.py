@@ -172,7 +172,7 @@ def verdict_in_words(comparison: IntervalComparison, *, known: bool) -> str:
 
 
 def limit(expected: Expected) -> str:
-    """Format the exponent that theory predicts, after ≤ or ≥ if it is a bound.
+    """Format the exponent that theory predicts, after ≤ or ≥ if theory gives a bound.
 
     >>> limit(Expected(-0.5, bound="upper")), limit(Expected(1.0))
     ('≤ −0.5', '1')

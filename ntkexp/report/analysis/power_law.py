@@ -150,7 +150,8 @@ def units(x: Array, seeds: NDArray[np.int64]) -> list[Unit]:
 def unit_weights(
     columns: Array, candidates: Sequence[Unit]
 ) -> tuple[list[Unit], Array]:
-    """Choose the most informative units. Return them and their least-squares weights.
+    """Choose the most informative units. Return these units and their least-squares
+    weights.
 
     The weights have the shape [unit, coefficient, run], so that weights[unit,
     coefficient] @ log y is the coefficient of the unit. A unit has weight 0 for the
@@ -168,7 +169,7 @@ def unit_weights(
 def most_informative(information: Sequence[float]) -> list[int]:
     """Choose the units whose mean has the shortest expected interval.
 
-    For the k units with the most information, half of its length is
+    For the k units with the most information, half of the length of the interval is
 
         t_{k−1} √(Σ 1/information)/k
 

@@ -69,7 +69,7 @@ def analyse(sweep: Sweep, runs: Mapping[Path, Run]) -> Analysis:
 def write_tables(path: Path) -> tuple[Path, ...]:
     """Read a sweep and its runs, and write the tables next to the file of the sweep.
 
-    Return their paths.
+    Return the paths of the tables.
     """
     sweep = read_sweep(path)
     # ignore the mistakes: the row of an unreadable run has no quantities
@@ -174,9 +174,9 @@ def points(sweep: Sweep, table: pd.DataFrame) -> pd.DataFrame:
 #     difference   mean of b − a
 #     ratio        exp of the mean of log b/a, if all numbers are positive
 #
-# Both have intervals over seeds. The last row of each quantity is a summary over all
-# points. It uses only the seeds that have a pair at every point. The pairs of one seed
-# are not independent, so they are averaged first.
+# Difference and ratio have intervals over seeds. The last row of each quantity is a
+# summary over all points. The summary uses only the seeds that have a pair at every
+# point. The pairs of one seed are not independent, so they are averaged first.
 
 
 def compare(first: Analysis, second: Analysis) -> pd.DataFrame:

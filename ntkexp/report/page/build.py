@@ -164,7 +164,7 @@ def write_claims(
     command: str,
     attempts: Mapping[str, Sequence[RegisterEntry]] | None = None,
 ) -> Path:
-    """Write the page of claims. Return its path.
+    """Write the page of claims. Return the path of the page.
 
     `attempts` are the registered versions of each claim, by its name.
     """
@@ -351,7 +351,7 @@ def run_views(material: Material, names: dict[Path, str], folder: Path) -> list[
 
 
 def cost_view(run: Run, anchor: str) -> list[Shown]:
-    """Draw the errors of the kernel machines of a run against their seconds.
+    """Draw the error of each kernel machine of a run against the seconds that it takes.
 
     This picture is not in the run folder, because a run has no timings before its end.
     Return [] if the run has no timings.

@@ -40,8 +40,8 @@ def with_fonts(page: str) -> str:
 
 
 def cut(weight: str, text: str) -> str:
-    """Return an element with the letters of a text. It contains a TrueType font in
-    base64, and "code:glyph:advance" for each letter, with 1000 units per em."""
+    """Return an element with the letters of a text. The element contains a TrueType
+    font in base64, and "code:glyph:advance" for each letter, with 1000 units per em."""
     options = subset.Options(
         hinting=False, layout_features=[], notdef_outline=True, recalc_timestamp=False
     )

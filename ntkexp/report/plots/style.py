@@ -230,8 +230,8 @@ or several of these."""
 
 @contextmanager
 def style_of_user(style: Style | None, *, is_house: bool) -> Iterator[None]:
-    """Use the settings of the user inside the block. The settings of `style` replace
-    them.
+    """Use the settings of the user inside the block. The settings of `style` have
+    precedence.
 
     If `is_house` is True, the style of this package replaces all settings
     that the user has not changed."""
@@ -514,7 +514,7 @@ def spread(heights: NDArray[np.float64], gap: float) -> NDArray[np.float64]:
     1] and differ by at least `gap`.
 
     The order of the heights stays the same, and the sum of squared changes is minimal.
-    If there are too many heights for the gap, they may exceed 1.
+    If there are too many heights for the gap, moved heights can exceed 1.
 
     >>> spread(np.array([0.5, 0.5, 0.0]), 0.2).tolist()
     [0.4, 0.6, 0.0]

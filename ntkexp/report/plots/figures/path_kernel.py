@@ -129,8 +129,8 @@ def mark_classes(axes: Axes, labels: NDArray[Any], classes: list[str]) -> None:
 
 
 def answer(kernel: Array) -> tuple[str, str]:
-    """Return the title, and the mean path kernel of an example with itself and
-    with others."""
+    """Return the title, and two means of the path kernel: of an example with itself,
+    and of two different examples."""
     apart = ~np.eye(len(kernel), dtype=bool)
     itself = short(mean(kernel[~apart]))
     other = short(mean(kernel[apart]))

@@ -125,8 +125,9 @@ def draw_errors(
 def level_positions(axes: Axes, levels: Sequence[object]) -> list[float]:
     """Set up the x axis, and return the positions of the axis values `levels`.
 
-    If all levels are numbers, they are drawn to scale. The scale is logarithmic if they
-    are positive and vary by more than a factor of 5. Other levels are evenly spaced."""
+    If all levels are numbers, they are drawn to scale. If all numbers are positive and
+    vary by more than a factor of 5, the scale is logarithmic. Other levels are evenly
+    spaced."""
     if any(
         isinstance(level, bool) or not isinstance(level, int | float)
         for level in levels
