@@ -127,8 +127,7 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """True if DONE.json exists. A finished run has this file, which contains the
-        checksums of all other files."""
+        """True if DONE.json exists, the file with the checksums of all other files."""
         return (self.path / DONE).is_file()
 
     @property

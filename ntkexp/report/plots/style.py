@@ -231,9 +231,7 @@ or several of these."""
 @contextmanager
 def style_of_user(style: Style | None, *, is_house: bool) -> Iterator[None]:
     """Use the settings of the user inside the block. The settings of `style` have
-    precedence.
-
-    If `is_house` is True, the style of this package replaces all settings
+    precedence. If `is_house` is True, the style of this package replaces all settings
     that the user has not changed."""
     changed = {
         key: rcParams[key] for key in HOUSE if rcParams[key] != rcParamsDefault[key]

@@ -68,10 +68,9 @@ def table(run: Run) -> pd.DataFrame:
 
 
 def positive(run: Run, *columns: str) -> pd.DataFrame:
-    """Return the given columns at the steps where all of them are positive, for a log
-    axis.
+    """Return the given columns at the steps where all their values are positive.
 
-    Rounding makes some zero eigenvalues negative.
+    A log axis needs this, because rounding makes some zero eigenvalues negative.
     """
     series = run.series(*columns)
     return series.loc[(series[list(columns)] > 0).all(axis=1)]
