@@ -235,8 +235,8 @@ def refuse_other_settings(
 
 
 def refuse_equal_seeds(runs: Sequence[Run]) -> None:
-    """Raise if two runs of a cell have the same seed. Their data files or versions of
-    ntkexp must differ, because all settings are equal."""
+    """Raise if two runs of a cell have the same seed. All settings of such runs are
+    equal, so the data files or the versions of ntkexp differ."""
     by_seed: dict[object, Run] = {}
     for run in runs:
         seed = run.config.get(SEED)
