@@ -35,7 +35,7 @@ from ntkexp.text import counted, percent, short
 Array: TypeAlias = NDArray[np.float64]
 
 NOT_COMPUTED = "not computed: path.effects=true"
-# number of intervals of steps, one for each row of the table of steps
+# the table of steps has one row for each of this many intervals of steps
 STRETCHES_OF_STEPS = 10
 
 
@@ -45,7 +45,7 @@ class BreakdownEntry:
     without the group of examples, and the shares of examples and steps."""
 
     split: str
-    number: int
+    number: int  # index of the query in the split
     point: Example
     out: int
     output: str
@@ -54,13 +54,13 @@ class BreakdownEntry:
     # examples
     predicted: float | None
     actual: float
-    places: tuple[int, ...]
+    places: tuple[int, ...]  # indices of the left-out training examples
     names: tuple[str, ...]
     examples: tuple[Example, ...]
     shares: Array  # the part of `actual` due to each example, [example]
     by_step: Array
-    cancellation: float
-    growth: float
+    cancellation: float  # Σ|s|/|Σs| over the shares s
+    growth: float  # growth of the adjoint in the backward pass
 
     @property
     def as_json(self) -> dict[str, Json]:
@@ -115,7 +115,7 @@ def predicted_change(
     run: Run, effects: Array | None, query: int, out: int, group: list[int]
 ) -> float | None:
     """Return the sum of the leave-out effects of the group's examples. Return None if
-    one of them is unknown."""
+    one of these effects is unknown."""
     if effects is None or out not in run.outs:
         return None
     change = float(effects[query, run.outs.index(out), group].sum())
@@ -136,7 +136,7 @@ def format_breakdown(
 ) -> str:
     """Format the removal and the breakdown of each output as text.
 
-    `order` describes the ranking if the group was chosen with `top:N`.
+    If `top:N` chose the group, `order` describes the ranking. Otherwise it is empty.
     """
     blocks = [breakdown_heading(removal, order)]
     if agreement is not None:

@@ -3,12 +3,13 @@
     p₍₁₎ ≤ p₍₂₎ ≤ …        the k-th verdict survives if 2 p₍ⱼ₎ ≤ 5 %/(m − j + 1) for all j ≤ k
 
 The verdict on a claim combines its main test and its second test
-(`ClaimRecord.verdict`). The m registered claims of one size form a family, including
-claims that are not judged yet. p is doubled, because a verdict may support or refute a
-claim. Undecided and unreplicated claims have p = 1.
+(`ClaimRecord.verdict`). p₍ₖ₎ is the k-th smallest of the m p-values of all claims of
+one size, including registered claims that are not judged yet. p is doubled, because a
+verdict may support or refute a claim. Undecided, unreplicated and unjudged claims have
+p = 1.
 
-Identities are exact by construction, and are counted separately. Deterministic claims
-have no p, and always survive.
+Deterministic claims have no p, and always survive. Identities are exact by
+construction, and do not belong to the m claims.
 
 >>> holm_rejections([0.001, None, 0.02, 0.5])
 [True, True, False, False]
@@ -98,8 +99,8 @@ def tabulate_claims(records: Sequence[ClaimRecord], registered: int = 0) -> Tabl
 
 
 def verdict_words(record: ClaimRecord, stands: bool | None) -> str:
-    """Return the verdict in words. Identities are exact, and all other verdicts must
-    survive the correction.
+    """Return the verdict in words. A confirmed identity is exact. `stands` is False if
+    the verdict does not survive the correction.
 
     >>> from types import SimpleNamespace
     >>> claim = SimpleNamespace(verdict="supported", identity=False)
@@ -124,7 +125,8 @@ def format_claims(records: Sequence[ClaimRecord], registered: int = 0) -> str:
 def interval(judged: Judgement) -> str:
     """Format the confidence interval of a test.
 
-    Deterministic tests have a range of errors or an exact estimate.
+    An identity has a range of errors instead. If every seed gave the same number, there
+    is no interval.
 
     >>> from types import SimpleNamespace
     >>> spell = lambda low, high, p=None: interval(SimpleNamespace(low=low, high=high, p=p, verdict="supported"))
@@ -134,7 +136,7 @@ def interval(judged: Judgement) -> str:
     if judged.low == judged.high:  # every seed gave the same number
         return "exact, no interval"
     ends = f"{short(judged.low)} to {short(judged.high)}"
-    # an identity, which has no p-value
+    # only a decided test of an identity has no p-value
     identity = judged.p is None and judged.verdict != "undecided"
     if identity:
         return f"errors {ends}"
@@ -154,8 +156,8 @@ def shortened(expected: str) -> str:
 
 
 def summarise_claims(records: Sequence[ClaimRecord], registered: int = 0) -> str:
-    """Count the verdicts of each size that survive Holm's correction,
-    and name the others.
+    """Count the verdicts on the claims of each size. Name the claims whose verdicts do
+    not survive Holm's correction.
 
     Identities are counted separately.
 
@@ -247,8 +249,8 @@ def standing_verdicts(
     Return True for each verdict that survives.
 
     Return None for identities, for undecided and unreplicated claims, and for the only
-    claim of a size. Registered claims without a record count as undecided. `registered`
-    includes the identities among the records."""
+    empirical claim of a size. Registered claims without a record count as undecided.
+    The number `registered` includes identities."""
     survives: dict[int, bool] = {}
     for size in {record.size for record in records}:
         sized = [place for place, record in enumerate(records) if record.size == size]

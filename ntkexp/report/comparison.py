@@ -52,8 +52,8 @@ Settings: TypeAlias = tuple[tuple[str, str], ...]
 class RunGroup:
     """Runs with the same components (data, model, optimizer, loss).
 
-    `settings` are equal in the group, and differ from other groups. `by_run` are the
-    settings that differ within the group, in the order of `runs`. If the runs have no
+    `settings` are equal within the group, but differ between groups. `by_run` holds
+    each run's values of the settings that differ within the group. If the runs have no
     common components, `components` is empty, and `title` describes the group."""
 
     title: str
@@ -66,8 +66,8 @@ class RunGroup:
 def grouped(runs: Sequence[Run]) -> list[RunGroup]:
     """Group runs by their components, in order of first appearance.
 
-    Followed loops have no components, so they form one group. Runs whose components no
-    other run has are collected in the last group."""
+    All runs with components that no other run has form one group. Followed loops have
+    no components, so they form one group, the last."""
     loops = [run for run in runs if is_followed(run)]
     experiments = [run for run in runs if not is_followed(run)]
     by_components: dict[tuple[object, ...], list[Run]] = {}
@@ -144,7 +144,7 @@ def describe_loop(run: Run) -> str:
 
 
 def compare_configs(first: Run, second: Run) -> pd.DataFrame:
-    """Return a row for each key of the configurations whose value differs.
+    """Return a row for each key that has different values in the two configurations.
 
     A missing value is None.
     """
@@ -169,8 +169,8 @@ def compare_results(first: Run, second: Run) -> pd.DataFrame:
 
 
 def numbers_of_one_alone(first: Run, second: Run) -> tuple[list[str], list[str]]:
-    """Return the names of the quantities that only the first run has, and of those that
-    only the second run has."""
+    """Return the names of the quantities that only the first run has, and the names of
+    the quantities that only the second run has."""
     first_names = list(quantities(first))
     second_names = list(quantities(second))
     return (

@@ -12,8 +12,8 @@ from pathlib import Path
 def uncollected() -> Iterator[None]:
     """Disable the garbage collector inside the block.
 
-    Tables and pictures consist of many small objects that live until the end, so
-    garbage collection would be in vain. It would take a fifth of the time of a report.
+    Tables and pictures consist of many small objects that live until the end. Garbage
+    collection would free none of them, and would take a fifth of the time of a report.
 
     >>> with uncollected():
     ...     gc.isenabled()

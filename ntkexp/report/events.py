@@ -4,7 +4,7 @@
     ladder/<split>/<machine>    relative errors of kernel machines, at the last step
     plots/<picture>             the pictures of the run, at the last step
 
-The file is written after the run, so it holds each point exactly once, even if the run
+The file is written after the run, so it holds each number exactly once, even if the run
 was interrupted and resumed."""
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ def ensure_events(folder: Path) -> Path:
 
 
 def write_events(run: Run, path: Path) -> None:
-    """Write all events. They all have the time of the last step, because run folders
-    store no times of steps."""
+    """Write all events. Run folders store no times of steps, so each event has the time
+    when metrics.csv was written."""
     from tensorboard.compat.proto.event_pb2 import Event  # noqa: PLC0415  an extra
-    from tensorboard.summary.writer.record_writer import RecordWriter  # noqa: PLC0415  the same
+    from tensorboard.summary.writer.record_writer import RecordWriter  # noqa: PLC0415  an extra
 
     then = (run.path / "metrics.csv").stat().st_mtime
     with being_written(path) as file:
@@ -71,8 +71,8 @@ def summaries(run: Run) -> Iterator[tuple[int, Summary]]:
     """Yield a pair (step, summary) for each number and picture."""
     from tensorboard.compat.proto.summary_pb2 import Summary  # noqa: PLC0415  an extra
 
-    from ntkexp.report.plots.rendering import png  # noqa: PLC0415  slow, and wanted after a run
-    from ntkexp.report.plots.run_plots import figure_of, gallery  # noqa: PLC0415  slow, and wanted after a run
+    from ntkexp.report.plots.rendering import png  # noqa: PLC0415  slow to import
+    from ntkexp.report.plots.run_plots import figure_of, gallery  # noqa: PLC0415  slow to import
 
     for column in run.metrics.columns.drop("step"):
         measured = run.series(column)

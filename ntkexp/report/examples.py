@@ -76,8 +76,10 @@ def example(run: Run, split: str, number: int) -> Example:
 def named_example(
     number: int, name: str, shown: NDArray[np.generic], words: str | None
 ) -> Example:
-    """Return an example of a followed loop. Its text is `words` or the first
-    of its features."""
+    """Return an example of a followed loop. Its text is `words`.
+
+    Without `words`, the text lists the first features. It is empty for an image.
+    """
     if words is not None:
         text = " ".join(map(printable, words.split()))
     elif shown.ndim == 1:
@@ -106,13 +108,13 @@ def example_names(run: Run) -> list[str]:
 
 
 def has_names(run: Run) -> bool:
-    """Return True if each training example has an id, as in followed loops."""
+    """Return True if each training example has its own id, as in followed loops."""
     names = run.contributions.coords["example"].to_numpy()
     return names.dtype.kind not in "iu" and len(set(names)) == len(names)
 
 
-# --- Classes, phases and outputs. Phases may share outputs:
-# output k is then the k-th class of each phase.
+# --- Classes, phases and outputs. If phases share outputs, output k belongs to the k-th
+# class of each phase.
 
 
 def phase_of(run: Run, split: str, number: int) -> int | None:
@@ -134,10 +136,10 @@ def class_name(run: Run, target: int, phase: int | None) -> str:
 
 
 def predicted_class(run: Run, outputs: NDArray[Any], phase: int | None) -> str:
-    """Return the class that the network predicts, or "" if there are no classes.
+    """Return the class that the network predicts: the class of the largest output.
 
-    It is the class of the largest output. If there is a single output for two classes,
-    a positive output means the second class."""
+    If there is a single output for two classes, a positive output means the second
+    class. Return "" if there are no classes, or if the run attributes a measure."""
     if not len(run.data["classes"]) or OUT_NAME in run.data:
         return ""
     if len(outputs) == 1:
@@ -146,8 +148,10 @@ def predicted_class(run: Run, outputs: NDArray[Any], phase: int | None) -> str:
 
 
 def output_name(run: Run, out: int, outputs: int, phase: int | None = None) -> str:
-    """Return the name of an output: its name in the measure, "f for <class>",
-    "f" or "f[out]"."""
+    """Return the name of an output.
+
+    If the run attributes a measure, the measure names the output. A single output is
+    "f". If there is an output for each class, it is "f for <class>", else "f[out]"."""
     if OUT_NAME in run.data:
         return str(run.data[OUT_NAME][out])
     if outputs == 1:
@@ -158,9 +162,10 @@ def output_name(run: Run, out: int, outputs: int, phase: int | None = None) -> s
 
 
 def sharing(run: Run, out: int, outputs: int) -> str:
-    """Name the class of an output in each phase, or both classes of a single output.
+    """Name the classes that share output number `out`.
 
-    Return "" if the name of the output is the name of its class.
+    If phases share outputs, name a class in each phase. If a single output separates
+    two classes, name both. Otherwise return "".
     """
     if PHASE_CLASSES not in run.data:
         if outputs > 1 or len(run.data["classes"]) != 2 or OUT_NAME in run.data:

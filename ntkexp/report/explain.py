@@ -240,8 +240,8 @@ def parts_of_examples(
 
     Args:
         contributions: The contribution of each example.
-        times: The fraction of the path time after which half of it was added;
-            NaN if unknown.
+        times: For each example, the fraction of the path time after which half of its
+            contribution was added; NaN if unknown.
         effects: The leave-out effect of each example, if known.
         shown: A function from the index of an example to the example.
     """
@@ -271,11 +271,11 @@ def parts_of_no_example(parts: OutputParts, end: float) -> dict[str, float]:
 
 
 def worst_points(run: Run, split: str, count: int) -> list[int]:
-    """Return the indices of the `count` attributed queries of a split
-    with the largest errors.
+    """Return the indices of the `count` queries with the largest errors, among the
+    attributed queries of a split.
 
     The largest error comes first. If there are no targets, or if the run attributes a
-    measure instead of the outputs, rank by the size of the change of the output. If
+    measure instead of the outputs, rank by the size of the change of the outputs. If
     leave-out effects are known at some queries only, choose from these queries."""
     points = slice_of_split(run, split)
     outputs = outputs_of(run, "f_T")[points]
@@ -352,7 +352,7 @@ def tabulate_examples(explanation: Explanation) -> Table:
 
 
 def describes_examples(explanation: Explanation) -> bool:
-    """Return True if the examples have a text or a target in addition to a name.
+    """Return True if any example has a text or a target in addition to a name.
 
     Images of a followed loop have neither.
     """
@@ -398,7 +398,7 @@ def heading_of(explanation: Explanation) -> str:
     point = explanation.point
     name = f"{explanation.split} {explanation.number}"
     output = f"{explanation.output} = {short(explanation.prediction)}"
-    if point.name == name:  # a query of a followed loop, whose only name this is
+    if point.name == name:  # some queries of followed loops have no other name
         return f"{name}: {output}"
     if not explanation.predicted:
         return f"{name} (#{point.index}, {point.label}): {output}"

@@ -30,7 +30,7 @@ def explain_attribution(
         arrays: The data set.
         query: Index of the query along its axis.
         out: Name or index of the output. By default, explain the largest output.
-        find: A function from an axis and an index to the example or query to be shown.
+        find: A function (axis, index) → the example or query to show, or None.
     """
     missing = [name for name in ("start", "change", CONTRIBUTION) if name not in arrays]
     if missing or arrays[CONTRIBUTION].sizes.keys() != set(DIMS):
@@ -85,8 +85,8 @@ def explain_attribution(
 
 
 def output_name(arrays: xr.Dataset, column: int) -> str:
-    """Return the name of an output. It is its name in a measure, "f" for a single
-    output, else "f[out]"."""
+    """Return the name of an output: its name in a measure if there is one, else "f" for
+    a single output, else "f[out]"."""
     name = output_names(arrays)[column]
     if isinstance(name, str):
         return name

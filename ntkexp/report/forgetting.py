@@ -1,11 +1,12 @@
-"""Forgetting: how training on a later phase changes the queries of an earlier phase,
-split by example.
+"""Forgetting: how training on a later phase changes a measure at the queries of an
+earlier phase, and the part of each training example in this change.
 
 The measure of a query is a margin if there are classes, and the negative loss
 otherwise. For a single output, the margin is y f. For several outputs, it is f_y − f_c,
-where c is the strongest wrong class at the end of the run. The loss is ½‖f − t‖² with
-target t. Let f̄ be the mean of the outputs before and after the phase, and Δf their
-change. Then the change of the measure is linear in Δf:
+where y is the true class, and c the strongest wrong class at the end of the run. The
+loss is ½‖f − t‖² with target t. Let f̄ be the mean of the outputs before and after the
+phase, Δf the change of the outputs, and e_c the unit vector of class c. Then the change
+of the measure is linear in Δf:
 
     Δ margin = g · Δf,    g = y, or e_y − e_c;      Δ(−½‖f − t‖²) = (t − f̄) · Δf;      Δf = Σᵢ 𝒮_p(x, xᵢ) + 𝒟_p(x)
 
@@ -45,15 +46,15 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Forgetting:
-    """The effect of training on phase `during` on the queries of phase `task`. Phases
-    are counted from 1."""
+    """The change of the measure at the queries of phase `task`, while phase `during`
+    was learned. Phases are counted from 1."""
 
     task: int
     during: int
     names: tuple[str, str]  # names of the phases `task` and `during`
     split: str
     points: int  # number of queries
-    before: float  # mean measure of the queries before phase number `during`
+    before: float  # mean measure of the queries before phase `during`
     after: float
     # accuracy before and after the phase; None if there are no classes
     right: tuple[float, float] | None
@@ -101,7 +102,7 @@ class Forgetting:
 class LaterPhase:
     """The changes of the outputs during one phase, at the queries of a split.
 
-    Unknown parts are NaN.
+    `parts` is NaN at queries that were not attributed.
     """
 
     run: Run
@@ -109,7 +110,7 @@ class LaterPhase:
     during: int
     before: Array  # outputs before the phase, [point, out]
     change: Array  # change of the outputs, [point, out]
-    # contributions, [point, out, example], which may not fit into memory
+    # contributions, [point, out, example]; this array may exceed the memory
     parts: xr.DataArray
     decay: Array  # change of the outputs by weight decay, [point, out]
 
@@ -373,9 +374,9 @@ def tabulate_harm(run: Run, forgetting: Forgetting) -> Table:
 #
 #     Δf(x) ≈ −Σ_s η_s w K(x, B) r_s,    r_{s+1} = (1 − η_s w K(B, B)) r_s,    r_0 = ℓ′(f(B))
 #
-# B are the examples of the later task, w is their weight in the loss, and x is any
-# query. The prediction is exact if the kernel does not change. It needs full-batch
-# gradient descent and the squared loss.
+# B are the examples of the later task, w is the weight of each in the loss, η_s is the
+# size of step s, and x is any query. The prediction is exact if the kernel does not
+# change. The prediction needs full-batch gradient descent and the squared loss.
 
 
 PREDICTABLE_SETTINGS = {
@@ -392,8 +393,8 @@ def predicted_change(run: Run, during: int, shift: int = 0) -> Array | None:
     Return [point, out].
 
     Return None if the run does not have `PREDICTABLE_SETTINGS`, or stored no kernel at
-    the start of the phase. As a control, the columns K(x, xᵢ) of the phase's examples
-    can be rotated by `shift` positions."""
+    the start of the phase. As a control, a `shift` exchanges the examples of the phase:
+    the columns K(x, xᵢ) are rotated by this many positions."""
     settings = flatten_config(run.config)
     if any(settings.get(key) != value for key, value in PREDICTABLE_SETTINGS.items()):
         return None

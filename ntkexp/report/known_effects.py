@@ -1,5 +1,5 @@
-"""The leave-out effects of a run. They were predicted from its training,
-or measured by retraining."""
+"""The leave-out effects of a run. The effects were predicted from the training, or
+measured by retraining without each example."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ def effects_of_run(run: Run) -> Array | None:
 
 @dataclass(frozen=True, eq=False)
 class KnownEffects:
-    """The leave-out effects of a run, and their agreement with retrainings."""
+    """The leave-out effects of a run. `check` contains retrainings without examples,
+    and `agreement` compares the effects with these retrainings."""
 
     predicted: Array  # [query, out, example]
     outs: tuple[int, ...]  # labels of the axis `out`
@@ -47,7 +48,7 @@ class KnownEffects:
         """Return the effects on one output, [example], and whether retraining measured
         them.
 
-        Return None if they are unknown.
+        Return None if the effects are unknown.
         """
         column = self.outs.index(out)
         if self.check is not None and query in self.check.query:
@@ -89,7 +90,7 @@ def known_effects(run: Run) -> KnownEffects | None:
     path = run.sealed(STORE)
     refuse_odd_leave_out(path, run.axes.lengths, len(run.outs))
     check = read_leave_out(path)
-    # JSON has no infinity
+    # an infinite growth is stored as null, because JSON has no infinity
     growth = 1.0 if is_actual else float(facts.get("growth") or inf)
     return KnownEffects(
         predicted, run.outs, check, agreement_of(check, growth), is_actual

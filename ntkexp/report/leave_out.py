@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from ntkexp.records.contributions import LeaveOut
 from ntkexp.text import counted, percent, short
 
-# If the correlation of predicted effects with retrainings is lower, effects are shown
-# with a warning.
+# If the correlation of predicted effects with retrainings is lower, tables show a
+# warning instead of the effects.
 MIN_CORRELATION = 0.5
 # If training amplifies small differences of the weights by more than this factor,
 # leave-out effects mostly reflect chance.
@@ -42,7 +42,7 @@ class Agreement:
 
     @property
     def believed(self) -> bool:
-        """True if effects may be shown without a warning."""
+        """True if tables may show the predicted effects."""
         return self.correlation >= MIN_CORRELATION and self.growth <= MAX_GROWTH
 
     @property
@@ -116,7 +116,7 @@ def removal_scales(
 ) -> NDArray[np.float64]:
     """Return the root mean square of the actual changes of each removal, [removal].
 
-    Use only the changes that have a prediction. Without one, return 0.
+    Use only the changes that have a prediction. A removal without predictions gets 0.
     """
     scales = np.zeros(len(retrained.removals))
     for removal, is_known in enumerate(known):

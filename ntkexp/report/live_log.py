@@ -5,10 +5,10 @@
 
 The events of a finished run (`events.py`) have the same names and steps.
 
-A resumed run continues its log, whose key is stored in the checkpoint. From
-metrics.csv, the log first receives all steps before the checkpoint. It ignores steps
-that it already has. So each step is logged exactly once,
-even if the run was interrupted."""
+The checkpoint stores the key of the log, so a resumed run continues its log. First, the
+run sends the log all rows of metrics.csv before the checkpoint, and the log ignores
+steps that it already has. So each step is logged exactly once, even if the run was
+interrupted."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class AbstractLog(ABC):
 
     @abstractmethod
     def begin(self, folder: Path, config: Mapping[str, Any], key: str | None) -> str:
-        """Create the log of a run, or continue the log with this key.
+        """Create the log of a run, or continue an existing log if its `key` is given.
         Return the key of the log."""
 
     @abstractmethod
@@ -123,7 +123,7 @@ class Mlflow(AbstractLog):
 
     def begin(self, folder: Path, config: Mapping[str, Any], key: str | None) -> str:
         from mlflow import MlflowClient  # noqa: PLC0415  an extra
-        from mlflow.entities import Metric, Param  # noqa: PLC0415  the same
+        from mlflow.entities import Metric, Param  # noqa: PLC0415  an extra
 
         self.client = MlflowClient()
         self.metric = Metric
@@ -213,8 +213,8 @@ class TensorBoard(AbstractLog):
 
     def begin(self, folder: Path, config: Mapping[str, Any], key: str | None) -> str:
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # noqa: PLC0415  an extra
-        from tensorboard.compat.proto.summary_pb2 import Summary  # noqa: PLC0415  the same
-        from tensorboard.summary.writer.record_writer import RecordWriter  # noqa: PLC0415  the same
+        from tensorboard.compat.proto.summary_pb2 import Summary  # noqa: PLC0415  an extra
+        from tensorboard.summary.writer.record_writer import RecordWriter  # noqa: PLC0415  an extra
 
         self.event, self.summary = Event, Summary
         place = folder / PLACE

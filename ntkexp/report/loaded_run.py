@@ -28,10 +28,10 @@ class LoadedRun(Run):
     Attributes:
         path: The folder of the run.
         config: The settings, as a nested dict.
-        metrics: Loss, kernel change, spectrum and more,
-            a data frame with one row per step.
+        metrics: A data frame with one row per step: loss, kernel change, spectrum
+            and more.
         results: The table of kernel machines, a data frame.
-        predictions: The outputs of each kernel machine, [machine, point, out].
+        predictions: The outputs of each kernel machine, [machine, query, out].
         kernels: Tangent kernels by snapshot, and path kernels by rule,
             an xarray data set.
         contributions: An `Attribution` with contributions,
@@ -78,8 +78,8 @@ def load_run(folder: Path | str) -> LoadedRun:
     """Load a finished run.
 
     Args:
-        folder: The folder of the run, which the command prints,
-            or of an attributed trace.
+        folder: The folder of the run (the command prints it), or the folder
+            of an attributed trace.
 
     Returns:
         The run, with tables, arrays and pictures.

@@ -36,10 +36,11 @@ class LoadedSweep:
         name: The name of the sweep.
         axes: The swept keys with their values, a dict.
         table: A data frame with one row per run: its folder, values, seed, state, and
-            numbers such as `loss`, `kernel_change` and `frozen_start.query`, the error
-            of a kernel machine on a split. Numbers of unfinished runs are NaN.
-        means: A data frame with one row per point: mean, standard deviation, count and
-            95 % interval over seeds of every number, such as `loss.mean` and `loss.low`.
+            numbers such as `loss` and `kernel_change`. `frozen_start.query` is the
+            error of a kernel machine on a split. Numbers of unfinished runs are NaN.
+        means: A data frame with one row per combination of swept values. It holds mean,
+            standard deviation, count and 95 % interval over seeds of every number, such
+            as `loss.mean` and `loss.low`.
         fits: A data frame with one row per power law that the sweep fits.
         runs: The readable runs by the name of their folder, a dict of `Run`.
         plot: Pictures as methods, such as `sweep.plot.errors()`.
@@ -81,7 +82,7 @@ class LoadedSweep:
 
     @property
     def means(self) -> pd.DataFrame:
-        """A row for each point, with means over its runs."""
+        """A row for each combination of swept values, with means over its runs."""
         return self.analysis.points
 
     @property

@@ -90,8 +90,8 @@ def tabulate_fits(analysis: Analysis) -> pd.DataFrame:
 
 
 def tabulate_points(analysis: Analysis) -> pd.DataFrame:
-    """Return a row for each point of a sweep that has runs: the main means,
-    intervals, and numbers of runs.
+    """Return the main means, intervals and numbers of runs of a sweep. There is a row
+    for each combination of swept values that has runs.
 
     The CSV file of the sweep has all means.
     """
@@ -105,8 +105,7 @@ def tabulate_points(analysis: Analysis) -> pd.DataFrame:
         *(name for name in quantities if name in SHOWN_MEASURES and name not in errors),
     ]
     points = table[list(analysis.sweep.axes)].copy()
-    # count the runs of each quantity, because the quantities of a point may come from
-    # different runs
+    # count the runs of each quantity, because a run may lack some quantities
     counts = table[[f"{name}.count" for name in shown]].to_numpy(dtype=int).tolist()
     ranges = [(min(row, default=0), max(row, default=0)) for row in counts]
     points["runs"] = [
@@ -136,7 +135,7 @@ def format_ends(low: float, high: float) -> str:
 
 
 class NothingLeft(Mistake):
-    """Raised if none of the runs of a report can be read."""
+    """The error if no run of a report can be read."""
 
 
 @dataclass(frozen=True)
@@ -164,8 +163,9 @@ class Material:
 def gather(named: Sequence[str], outputs: Path) -> Material:
     """Read the runs and sweeps of a report.
 
-    A name is a run folder, a sweep (its name or file), or a folder of runs. Without
-    names, read everything inside `outputs`. Raise `NothingLeft` if no run can be read.
+    Each item of `named` is a run folder, a sweep (its name or file), or a folder of
+    runs. If `named` is empty, read everything inside `outputs`. Raise `NothingLeft` if
+    no run can be read.
     """
     paths = [path for name in named for path in paths_of_name(name, outputs)]
     paths = paths or list(results_inside(outputs))
@@ -192,7 +192,7 @@ def gather(named: Sequence[str], outputs: Path) -> Material:
     for folder in folders:
         unique.setdefault(Path(os.path.realpath(folder)), folder)
     runs: dict[Path, Run] = {}
-    # runs by sweep and state
+    # unfinished runs by sweep and state
     missing: dict[tuple[str, str], list[SweepRun]] = defaultdict(list)
     for folder, run in zip(unique.values(), load_runs(unique.values()), strict=True):
         if not isinstance(run, Mistake):
@@ -220,7 +220,8 @@ def gather(named: Sequence[str], outputs: Path) -> Material:
 def unfinished_sentence(
     sweep_and_state: tuple[str, str], runs: Sequence[SweepRun]
 ) -> str:
-    """Say how many runs of a sweep are in an unfinished state."""
+    """Return the number of unfinished runs of a sweep with one state, in words. For a
+    single run, return its status."""
     name, state = sweep_and_state
     if len(runs) == 1:
         return runs[0].status

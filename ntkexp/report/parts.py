@@ -62,8 +62,8 @@ NO_EXAMPLE = {
 
 @dataclass(frozen=True)
 class OutputParts:
-    """The arrays of `records.contributions` at one output of one query. They belong to
-    the quadrature rule that comes first in `RULE_ORDER`."""
+    """The arrays of `records.contributions` at one output of one query. If the run has
+    several attribution rules, use the first in `RULE_ORDER`."""
 
     arrays: xr.Dataset
     query: int  # index along the axis `query`
@@ -86,7 +86,7 @@ class OutputParts:
 
     def total(self, kind: str) -> float:
         """Return a part that no example caused, such as `decay`, as a number. Return 0
-        if it is missing."""
+        if this part is missing."""
         part = self.read(kind)
         if part is None:
             return 0.0
@@ -171,7 +171,7 @@ class Movement:
 
     @property
     def sentence(self) -> str:
-        """Say when most of the change happened.
+        """A sentence that states when most of the change happened.
 
         >>> Movement(np.array([3.0, 1.0, 0.5, 0.5]), np.arange(4)).sentence
         'most of what training changed here came in the first 25 % of its steps (1 of 4)'
@@ -199,9 +199,9 @@ def movement(parts: OutputParts) -> Movement | None:
 #     mᵢ(t) = |Σ_c K_t(x, xᵢ)_c ℓ′ᵢ(t)_c|,    ∫₀ʰ mᵢ = ½ ∫₀ᵀ mᵢ
 #
 # mᵢ is computed from the stored tangent kernels, and the integrals by the trapezoidal
-# rule. If the data have phases, the integrals are over the phase of the example,
-# because kernels are stored at its start and end. An optimizer with momentum applies
-# gradients later, so kernels at single steps do not determine h. For runs with
+# rule. If the data have phases, kernels are stored at the start and end of each phase,
+# and the integrals are over the phase of the example. An optimizer with momentum
+# applies gradients later, so kernels at single steps do not determine h. For runs with
 # momentum, h is known only if `path.backward` stored it.
 
 
@@ -285,7 +285,7 @@ class ComponentPart:
 
     name: str
     added: float  # sum of the examples' contributions, Σᵢ 𝒮(x, xᵢ; component)
-    mass: float  # sum of their magnitudes, Σᵢ |𝒮(x, xᵢ; component)|
+    mass: float  # sum of the magnitudes of contributions, Σᵢ |𝒮(x, xᵢ; component)|
     decay: float
     movement: Movement  # `together`, split by steps
 
@@ -443,7 +443,8 @@ def shaded_texts(
 
 
 def shaded(part: PositionPart, strongest: float) -> ShadedToken:
-    """Return a token in blue if its loss raised the output, else in vermilion."""
+    """Return a token in blue if its loss raised the output, else in vermilion. The
+    position with the contribution `strongest` gets the strongest colour."""
     color = "c0072b2" if part.added > 0 else "cd55e00"
     saturation = round(STRONGEST_COLOR_PERCENT * abs(part.added) / strongest)
     return ShadedToken(

@@ -1,9 +1,10 @@
-"""Tables of a result over two settings, with means over seeds, as `ntkexp report` prints it.
+"""Tables of a result over two settings, with means over seeds. `ntkexp report` prints
+these tables.
 
     rows=model.width columns=init.alpha value=error:frozen_start
 
-Runs that differ in any other setting than these two and the seed do not share a table:
-a mean over them would hide the setting."""
+A table contains only runs that agree in all other settings, except the seed: a mean
+over runs with different settings would hide the differences."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ EXAMPLE = "rows=model.width columns=init.alpha value=error:frozen_start"
 
 @dataclass(frozen=True)
 class PivotRequest:
-    """The settings of the rows and columns of a table, and the result in its cells."""
+    """The settings of the rows and columns of a table, and the result in its cells.
+    The table contains only runs with the settings `where`."""
 
     rows: str
     columns: str | None
@@ -46,7 +48,8 @@ class PivotRequest:
 def read_request(
     words: Sequence[str], where: Sequence[str]
 ) -> tuple[PivotRequest, list[str]]:
-    """Read the words that describe a table. Return the table, and the names of runs and sweeps.
+    """Read the words that describe a table, and the filters `where`. Return the
+    request, and the other words: names of runs and sweeps.
 
     >>> read_request(["rows=seed", "value=loss", "width"], [])[1]
     ['width']
@@ -85,7 +88,7 @@ def read_request(
 @dataclass(frozen=True)
 class PivotCell:
     """The values of a result in the runs of a cell, one for each seed.
-    A run without the result has None."""
+    If a run lacks the result, its value is None."""
 
     values: tuple[float | None, ...] = ()
 
@@ -104,7 +107,8 @@ class PivotCell:
 
     @property
     def count(self) -> str:
-        """The number of runs with the result, and of all runs if they differ."""
+        """The number of runs with the result. If some runs lack it, also the number
+        of all runs."""
         known = len(self.known)
         total = len(self.values)
         return str(known) if known == total else f"{known} of {total}"
@@ -120,12 +124,12 @@ class Pivot:
     cells: Mapping[tuple[object, object], PivotCell]
 
     def cell(self, row: object, column: object) -> PivotCell:
-        """Return a cell, which is empty if there are no such runs."""
+        """Return the cell at a row and a column. A cell without runs is empty."""
         return self.cells.get((row, column), PivotCell())
 
     @property
     def headings(self) -> list[str]:
-        """The headings of the columns, without that of the first column."""
+        """The headings of all columns except the first."""
         if self.request.columns is None:
             return [self.request.value]
         return [f"{self.request.columns}={value}" for value in self.columns]
@@ -203,7 +207,7 @@ def pivot(runs: Sequence[Run], request: PivotRequest) -> Pivot:
 
 
 def distinct(runs: Sequence[Run]) -> list[Run]:
-    """Return the runs without copies, which have the same identity."""
+    """Return one run of each identity. Copies of a run have the same identity."""
     return list({run.facts.get("identity") or run.path: run for run in runs}.values())
 
 
@@ -231,7 +235,8 @@ def refuse_other_settings(
 
 
 def refuse_equal_seeds(runs: Sequence[Run]) -> None:
-    """Raise if two runs of a cell have the same seed, for example with other data."""
+    """Raise if two runs of a cell have the same seed. All settings of such runs are
+    equal, so the data files or the versions of ntkexp differ."""
     by_seed: dict[object, Run] = {}
     for run in runs:
         seed = run.config.get(SEED)
@@ -260,8 +265,9 @@ def in_order(values: Iterable[object]) -> tuple[object, ...]:
 def result_of(run: Run, value: str) -> float | None:
     """Return a result of a run, or None if the run has none.
 
-    `error:MACHINE` is the relative error on the main split, `error:MACHINE.SPLIT` on
-    another. Other names are columns of metrics.csv, at the last step with a number.
+    `error:MACHINE` is the relative error on the main split, and `error:MACHINE.SPLIT`
+    the relative error on another split. Other names are quantities of a run (see
+    `analysis.quantities`), or columns of metrics.csv at the last step with a number.
     """
     if run.diverged:
         return None

@@ -1,6 +1,6 @@
 """Displays of progress: a bar on a terminal, text lines elsewhere.
 
-Both are written to stderr, because stdout is for results.
+Bars and text lines are written to stderr, because stdout is for results.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class Announced:
     attribution: step 2 of 3  60 s left
     attribution: step 3 of 3
 
-    The first step includes work that is done only once. The estimate ignores it from
-    the second step on.
+    The first step includes work that is done only once. From the second step on, the
+    estimate ignores the duration of the first step.
 
     >>> times = iter([0.0, 6.0, 7.0, 7.0, 8.0])
     >>> lines = ProgressLines(sys.stdout, times.__next__)
@@ -156,8 +156,8 @@ class Quiet(AbstractProgress):
 
 
 class ProgressLines(AbstractProgress):
-    """Displays a text line after every tenth of the steps, after every run, or after
-    `MAX_SILENT_SECONDS`.
+    """A display of text lines: after every tenth of the steps, after every run, and
+    after a step that ends `MAX_SILENT_SECONDS` after the previous line.
 
     If there is a `clock`, the lines include the time left.
 
@@ -215,8 +215,8 @@ class ProgressLines(AbstractProgress):
 
 
 class Bar(AbstractProgress):
-    """Displays a bar with the number of steps, a note and the time left, and a bar for
-    each active run."""
+    """A display of bars: a bar with the number of steps, a note and the time left, and
+    a bar for each active run."""
 
     def __init__(self, hint: str = "") -> None:
         self.hint = hint
@@ -244,7 +244,7 @@ class Bar(AbstractProgress):
             MofNCompleteColumn(),
             TextColumn("{task.fields[note]}"),
         ]
-        # runs take unequal times, so the note of each run states the time left
+        # omit the time left for runs: runs take unequal times, so their notes state it
         if unit == "step":
             columns.append(TimeRemainingColumn())
         console = Console(stderr=True)
@@ -258,7 +258,7 @@ class Bar(AbstractProgress):
 
     def after_steps(self, note: str) -> None:
         if self.bars is not None and self.task is not None:
-            # no time left is known
+            # remove the column with the time left, which is not known now
             self.bars.columns = self.bars.columns[:STEP_COLUMNS]
             self.bars.update(self.task, note=note)
 

@@ -5,10 +5,10 @@ class or influence.
     20..29   the examples at positions 20 to 29
     #17      the example with this index in the data source, as shown in tables
     class:3  all examples of a class
-    3f9a…    the example with this id; the first letters of a digest are enough
+    3f9a…    the example with this id; its first 6 letters are enough
     top:10   the examples with the largest influence
 
-If the ids of a followed loop's examples are numbers, plain numbers are ids,
+In a followed loop whose examples have numbers as ids, plain numbers are ids,
 not positions."""
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ntkexp.report.examples import example_names, has_names
 from ntkexp.report.parts import strongest_first
 from ntkexp.report.run import Run
 
-MIN_DIGEST_LETTERS = 6  # minimum length of an abbreviated digest
+MIN_DIGEST_LETTERS = 6  # minimum length of an abbreviated id
 MAX_LISTED_CLASSES = 12
 FORMS = "give places such as 3,20..29, #17 for a number in the source, an id, class:NAME or top:N"
 
@@ -56,8 +56,8 @@ def refusal(word: str, reason: str) -> WrongArgument:
 def find_examples(
     run: Run, word: str, count: int, influence: Callable[[], NDArray[np.float64]]
 ) -> Sequence[int]:
-    """Return the positions of the examples that `word` selects, one item of a
-    comma-separated list."""
+    """Return the positions of the examples that `word` selects. `word` is one item of
+    a comma-separated list."""
     kind, _, name = word.partition(":")
     if kind == "class" and name:
         return find_class(run, word, name)
@@ -104,7 +104,7 @@ def find_numbers(
                     word, "no training example has this id, and ids here are numbers"
                 )
             return matches
-        # some digests consist of digits only
+        # an id can be a digest that consists of digits only
         matches = [k for k, name in enumerate(names) if name == word]
         if matches:
             return matches

@@ -3,8 +3,8 @@ and arrays.
 
 `load_tables` reads a finished, undamaged run without opening its arrays. `read_run`
 also reads unfinished runs, because a run draws its pictures before it is marked as
-finished. The checksum of an array file in DONE.json is verified when the array is first
-used.
+finished. DONE.json contains the checksum of each array file, which is verified when the
+array is first used.
 
 This module imports no other module of `ntkexp.report`. `report.loaded_run` adds
 pictures and notebook displays."""
@@ -127,7 +127,7 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """True if DONE.json exists. It contains the checksums of all other files."""
+        """True if DONE.json exists, the file with the checksums of all other files."""
         return (self.path / DONE).is_file()
 
     @property
@@ -163,8 +163,8 @@ class Run:
 
     @cached_property
     def diagnostics(self) -> xr.Dataset:
-        """The arrays that diagnostics returned, by snapshot. Single numbers that they
-        returned are in `metrics`.
+        """The arrays that diagnostics returned, by snapshot. `metrics` contains the
+        single numbers that diagnostics returned.
 
         Empty if no diagnostic returned arrays.
         """
@@ -180,7 +180,8 @@ class Run:
     @cached_property
     def recorded(self) -> xr.Dataset:
         """The arrays of `path.record` by snapshot: `outputs` [snapshot, query, out] and
-        `weights` [snapshot, weight]. The coordinate `step` has the step of each.
+        `weights` [snapshot, weight]. The coordinate `step` holds the step of each
+        snapshot.
 
         Empty if nothing was recorded.
         """
@@ -298,8 +299,8 @@ class Run:
         return {split: slice(*ends[k : k + 2]) for k, split in enumerate(self.read)}
 
     def series(self, *columns: str) -> pd.DataFrame:
-        """Return `step` and the columns `names`, at the steps where all values are
-        small enough to draw."""
+        """Return `step` and the given columns, at the steps where all values are small
+        enough to draw."""
         values = self.metrics.reindex(columns=["step", *columns])
         drawn = (np.abs(values.to_numpy(dtype=float)) < MAX_DRAWN_NUMBER).all(axis=1)
         rows: pd.DataFrame = values.loc[drawn].reset_index(drop=True)
@@ -390,7 +391,7 @@ def load_runs(folders: Iterable[Path | str]) -> list[Run | Mistake]:
 
 
 def read_run(path: Path) -> Run:
-    """Read a run from its files, finished or not."""
+    """Read a finished or unfinished run from its files."""
     return Run(
         path=path,
         config=RunFolder(path).config,
@@ -447,8 +448,8 @@ def read_metrics(path: Path) -> pd.DataFrame:
 
 
 def open_store(path: Path) -> xr.Dataset:
-    """Open a zarr store as a data set, with its arrays in alphabetical order. They are
-    read when they are used."""
+    """Open a zarr store as a data set, with its arrays in alphabetical order. Each
+    array is read when it is used."""
     import xarray as xr  # noqa: PLC0415  slow to import, and tables do not need it
 
     try:
@@ -460,7 +461,7 @@ def open_store(path: Path) -> xr.Dataset:
 
 
 def blocks(parts: xr.DataArray) -> Iterator[NDArray[Any]]:
-    """Yield blocks of rows of an array that may exceed the memory."""
+    """Yield an array in blocks of rows, because the array may exceed the memory."""
     row_bytes = max(1, parts[:1].nbytes)
     step = max(1, LARGEST_CHUNK // row_bytes)
     for start in range(0, max(1, len(parts)), step):

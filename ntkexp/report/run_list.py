@@ -34,7 +34,7 @@ class ListedFigures:
     accuracy: float | None  # at the queries, else at the training examples
     loss: float | None
     frozen: float | None  # relative error of the frozen kernel on the main split
-    age: float | None  # seconds since the run was finished or last written
+    age: float | None  # seconds since the run was finished, else since it was begun
     took: float | None  # wall seconds of the run
 
 
@@ -51,7 +51,7 @@ def figures_of(run: ListedRun, now: float) -> ListedFigures:
 
 
 def known(read: Callable[[], float | None]) -> float | None:
-    """Return a number, or None if its file is missing or damaged."""
+    """Return the result of `read`, or None if a file is missing or damaged."""
     try:
         return read()
     except (Mistake, OSError, ValueError):
@@ -72,7 +72,7 @@ def steps_of(run: ListedRun) -> str:
 
 def last_row(path: Path) -> Mapping[str, str]:
     """Return the last row of a CSV file, or an empty mapping.
-    Read only both ends of the file."""
+    Read only the header and the end of the file."""
     try:
         with path.open("rb") as file:
             header = file.readline().decode()
@@ -110,7 +110,7 @@ def frozen_error(path: Path) -> float | None:
 
 def last_change(path: Path) -> float:
     """Return the time when the run was finished. If it is unfinished, return the time
-    of its configuration."""
+    when config.json was written."""
     newest = path / DONE
     return (newest if newest.is_file() else path / CONFIG).stat().st_mtime
 
@@ -127,12 +127,12 @@ def tabulate_runs(
 ) -> Table:
     """Return a row for each run.
 
-    Omit columns without values. Also omit data and optimizer if they are the same in
-    all runs.
+    Omit columns without values, and the loss if there is an accuracy. Also omit data
+    and optimizer if they are the same in all runs.
 
     Args:
         runs: The runs.
-        keys: Further keys of the configuration to list.
+        keys: Keys of the configuration to list, besides data and optimizer.
         now: The present time, in seconds since the epoch.
     """
     now = time.time() if now is None else now
@@ -194,7 +194,8 @@ def refuse_unknown(keys: Sequence[str], runs: Sequence[ListedRun]) -> None:
 
 
 def is_usual(run: ListedRun) -> bool:
-    """Return True for a run that is complete or in progress, and has no error."""
+    """Return True for a run that is complete or in progress, if it is readable and did
+    not diverge."""
     is_read = bool(run.config) and not run.outcome.startswith(str(run.path))
     return (
         is_read and run.state in {"done", "running"} and "diverged" not in run.outcome

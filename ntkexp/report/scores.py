@@ -56,9 +56,9 @@ class Attribution(xr.Dataset):  # type: ignore[no-untyped-call]  # xarray inspec
     """The contributions and other parts of the change,
     an xarray data set with the axes query, out and example.
 
-    `trace.attribute()` returns it, and `run.contributions` has it. Its arrays are
-    listed under `Trace.attribute`. Select and sum them as in any data set:
-    `found["contribution"].sum("example")`.
+    `trace.attribute()` returns such a data set, and `run.contributions` is one. The
+    docstring of `Trace.attribute` lists the arrays. Select and sum arrays as in any
+    data set: `found["contribution"].sum("example")`.
 
     >>> parts = np.array([[[1.0, -2.0]], [[0.5, 0.0]]])
     >>> found = Attribution({"contribution": (DIMS, parts)}, {"example": ["a", "b"]})
@@ -187,12 +187,13 @@ class Attribution(xr.Dataset):  # type: ignore[no-untyped-call]  # xarray inspec
             score: 'contribution', 'contribution_RULE' for another rule, or 'effect'.
                 Effects are returned with reversed sign.
             out: Name or index of the output. Required if there are several.
-            component: Name of one component of `by=`.
+            component: Name of one component, if `by=` divided the contributions.
                 The scores of all components add up to the contribution.
 
         Returns:
-            The scores of all attributed queries. The coordinate `query` holds their indices. Call
-            `.to_pandas()` for a data frame, or `.to_numpy()` for an array.
+            The scores of all attributed queries. The coordinate `query` holds the
+            indices of these queries. Call `.to_pandas()` for a data frame, or
+            `.to_numpy()` for an array.
 
         Raises:
             Mistake: if there are several outputs and `out` is missing,
@@ -210,7 +211,7 @@ class Attribution(xr.Dataset):  # type: ignore[no-untyped-call]  # xarray inspec
                     f"to_scores: the axis {axis} is missing; keep it by isel({axis}=[0])"
                 )
 
-        # drop queries that were not attributed: all their scores are NaN
+        # drop queries that were not attributed: all scores of such a query are NaN
         labels = {axis: parts[axis] for axis in ("query", "example")}
         scores = parts.assign_coords(labels).dropna("query", how="all")
         if not bool(np.isfinite(scores).all()):

@@ -7,7 +7,7 @@ it, or cannot be compared.
 >>> [str(likeness(Result("query", "left", relative_error=error, floor=1e-13))) for error in (0.12, 1e-14, math.nan)]
 ['misses', 'exact', 'broken']
 
-`ladder_sentence` summarises all rows of a run, including those that are not finite.
+`ladder_sentence` summarises all rows of a run, including errors that are not finite.
 
 >>> rows = [Result(split, "secant", relative_error=4e-15, floor=1e-13) for split in ("train", "test")]
 >>> ladder_sentence(rows)
@@ -17,9 +17,9 @@ it, or cannot be compared.
 'the secant kernel machine is not finite on query.'
 
 `clause` summarises one kernel machine over many runs. A network counts as missed if the
-kernel machine misses it on any split, and as reproduced if the kernel machine equals it
-on every split with a comparison (`DECISIVE` ranks all cases). The clause also counts
-the runs that were compared at only some of the points.
+kernel machine misses it on any split. It counts as reproduced if the kernel machine
+equals it on every split where both were compared. `DECISIVE` ranks all cases. The
+clause also counts the runs that were compared at only some of the points.
 
 >>> exact, missed = Standing(Likeness.EXACT, 5e-15), Standing(Likeness.MISSES, 0.3)
 >>> clause("the secant", [exact] * 99 + [missed])
@@ -46,10 +46,10 @@ from ntkexp.text import listed, share, short, spoken
 def tabulate_ladder(
     results: Sequence[Result], seconds: Mapping[str, float] | None = None
 ) -> Table:
-    """Return a row for each kernel machine: relative errors,
-    agreement and R² (main split only).
+    """Return a row for each kernel machine: relative errors on each split, and the
+    agreement and R² on the main split.
 
-    A kernel machine without an error has no row, and `ladder_notes` gives the reason.
+    A kernel machine that was not compared has no row; `ladder_notes` gives the reason.
     `seconds` adds a column of timings."""
     splits = [
         split for split in SPLITS if any(result.split == split for result in results)
@@ -251,7 +251,7 @@ class Spoken:
     @property
     def where(self) -> str:
         """The splits on which the kernel machine was compared, in words. If some points
-        were not compared, also the number of points.
+        were not compared, also the number of compared points.
 
         The text ends with a blank, because the name of the kernel machine follows.
         """
@@ -300,7 +300,7 @@ def comparison(results: Sequence[Result]) -> str:
         row.machine in SPOKEN and likeness(row) is not Likeness.SILENT
         for row in results
     ):
-        # if none of the machines in SPOKEN was compared, mention all others
+        # if no kernel machine in SPOKEN was compared, mention all other kernel machines
         others = [row.machine for row in results if row.machine not in SPOKEN]
         names = SPOKEN | {
             machine: f"the machine {spoken(machine)}" for machine in others
@@ -431,8 +431,8 @@ def on_splits(here: Sequence[str], splits: Sequence[str]) -> str:
 
 
 def name_splits(here: Sequence[str], splits: Sequence[str]) -> str:
-    """List the splits `here` in words. Write "both splits" or "all N splits" if these
-    are all splits.
+    """List the splits `here` in words. If `here` contains all `splits`, write "both
+    splits" or "all N splits".
 
     >>> name_splits(["train"], ["train", "test"]), name_splits(["train", "test"], ["train", "test"])
     ('train', 'both splits')
@@ -455,8 +455,8 @@ CLAUSES = {
     Likeness.STILL: "cannot be told from {} that moved by no more than rounding",
     Likeness.SILENT: "has no result for {}",
 }
-"""One template for each `Likeness`. A sentence lists the clauses in this order. The two
-fields are the number of networks, and `errors_in_words`."""
+"""One template for each `Likeness`. A sentence lists the clauses in this order. The
+first field is the number of networks, and `errors_in_words` returns the second."""
 
 DECISIVE = (
     Likeness.LOST,
@@ -491,8 +491,8 @@ def standing(ladder: Sequence[Result], machine: str) -> Standing:
 
 
 def clause(name: str, standings: Sequence[Standing]) -> str:
-    """Return the clause about one kernel machine in all runs;
-    empty if no run compared it."""
+    """Return the clause about one kernel machine in all runs. Return "" if no run has a
+    result of this kernel machine."""
     runs = len(standings)
     if all(standing.likeness is Likeness.SILENT for standing in standings):
         return ""
@@ -518,8 +518,8 @@ def clause(name: str, standings: Sequence[Standing]) -> str:
 
 
 def errors_in_words(kind: Likeness, standings: Sequence[Standing]) -> str:
-    """Format the errors of all networks with the same likeness:
-    the median and the largest.
+    """Return the second field of a template in `CLAUSES`: the errors of all networks
+    with this likeness, or "is" or "are" if the networks are not finite.
 
     >>> errors_in_words(Likeness.MISSES, [Standing(Likeness.MISSES, error) for error in (0.01, 0.02, 0.3)])
     '2 % at the median and 30 % at worst'

@@ -9,7 +9,7 @@ terminal.
     format_markdown  Markdown
     format_csv       CSV of a data frame, with every digit
     json_rows        an object for each row, with every digit
-    format_html      cells of a page, sorted by every digit of their values
+    format_html      cells of a page, with values in full precision as sort keys
 
 >>> found = tabulate(("machine", "error"), [("secant", 4.2e-15), ("left", None)], numbers={"error"})
 >>> print(format_text(found))
@@ -65,8 +65,7 @@ class Column:
     spell: Callable[[Any], str] = format_value  # formats the numbers
     heading: str | None = None  # heading on a terminal; the name if None
     adds: bool = False  # True if the sum of several rows has a meaning
-    # if the column has no meaningful sum: the text in the row that replaces the omitted
-    # rows
+    # if `adds` is False: the text in the row that replaces omitted rows
     others: str = ""
 
 
@@ -92,7 +91,7 @@ class Table:
         return Table(tuple(self.columns[k] for k in chosen), rows)
 
     def shortened(self, top: int) -> Table:
-        """Keep the first `top` rows, and replace the others by one row with their sum.
+        """Keep the first `top` rows, and replace all other rows by one row with sums.
 
         >>> columns = Column("example", number=False), Column("added", adds=True)
         >>> Table(columns, (("a", 3.0), ("b", 2.0), ("c", -1.0))).shortened(1).rows

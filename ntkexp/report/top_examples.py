@@ -50,8 +50,8 @@ class TopExamples:
 
 
 def top_examples_of(arrays: xr.Dataset) -> list[TopExamples]:
-    """Rank the examples at the first queries,
-    each at the output with the largest change."""
+    """Rank the examples at each of the first attributed queries, by their contributions
+    to one output: the output that all examples together changed most."""
     tops = list[TopExamples]()
     parts = arrays[CONTRIBUTION].transpose(*DIMS)
     names = output_names(arrays)

@@ -7,8 +7,8 @@
 
 A score τ(q, i) is positive if example i increases the output f(q). f_S is the network
 after retraining S, which leaves some examples out. The linear datamodeling score (LDS)
-is due to S. M. Park et al. (2023), arXiv:2303.14186. Its interval resamples queries and
-retrainings, because both are random samples."""
+is due to S. M. Park et al. (2023), arXiv:2303.14186. The interval of the LDS resamples
+queries and retrainings, because both are random samples."""
 
 from __future__ import annotations
 
@@ -89,7 +89,8 @@ def top_examples(
 ) -> list[tuple[int, ...]]:
     """Return the sorted indices of the `count` most helpful examples of each query.
 
-    If `lower_is_better` (a loss), the most helpful examples have the lowest scores.
+    If `lower_is_better`, the outputs are losses, and the most helpful examples have the
+    lowest scores.
 
     >>> top_examples(np.array([[0.1, -3.0, 2.0]]), 1, lower_is_better=False)
     [(2,)]
@@ -139,7 +140,7 @@ class Validation:
         scores: The LDS and QLD of each method, with 95 % intervals.
         truth: The ground truth: which examples each retraining left out,
             and the outputs after it.
-        harm_by_chance: The QLD of as many random examples.
+        harm_by_chance: The QLD if `top` random examples are removed instead.
         top: The number of examples that are removed for the QLD.
         metasmoothness: Near 1 if the weights change smoothly with the data.
         lower_is_better: True if the outputs are losses.
@@ -148,7 +149,7 @@ class Validation:
 
     truth: GroundTruth
     scores: tuple[ValidatedScore, ...]
-    # the QLD if as many random examples are removed
+    # the QLD if `top` random examples are removed
     harm_by_chance: Estimate | None = None
     top: int | None = None  # number of examples that are removed for the QLD
     metasmoothness: float | None = None

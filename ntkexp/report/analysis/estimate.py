@@ -39,10 +39,10 @@ the scale g.
     above, below     the whole interval lies above or below the range
     across           the interval contains an edge of the range, or there is no interval
 
-In the same order, the laws of sweeps call these results `agrees`, `larger`, `smaller`
-and `undecided`. Claims call them `supported`, `refuted`, `refuted` and `undecided`. The
-range of an expected exponent is exponent ± margin. An upper bound gives (−∞, exponent +
-margin], a lower bound [exponent − margin, ∞).
+For inside, above, below and across, the laws of sweeps say `agrees`, `larger`,
+`smaller` and `undecided`. Claims say `supported`, `refuted`, `refuted` and `undecided`.
+The range of an expected exponent is exponent ± margin. An upper bound gives
+(−∞, exponent + margin], a lower bound [exponent − margin, ∞).
 
 >>> exponent = Estimate(-0.97, error=0.02, freedom=4)
 >>> ranges = Expected(-1.0), Expected(-0.5), Expected(-0.5, bound="upper")
@@ -71,10 +71,10 @@ LEVEL = 1 - CONFIDENCE
 ONE_SIDED_LEVEL = LEVEL / 2
 POWER = 0.8
 MAX_REPETITIONS = 1000
-"""If a decision needs more repetitions than this, their number is not reported."""
+"""Larger numbers of repetitions that a decision would need are not reported."""
 ROUNDING = 1e-9
-"""Values outside of their range are clipped if the distance is at most this fraction of
-the largest value."""
+"""A value outside of its range is clipped if its distance from the range is at most
+this fraction of the largest value."""
 LARGEST_LOG = math.log(sys.float_info.max)
 LARGEST_LOG_ODDS = 700.0  # exp overflows for larger numbers
 
@@ -87,8 +87,8 @@ SHARE: Range = (0.0, 1.0)
 
 @dataclass(frozen=True)
 class Scale:
-    """The map g from the range (a, b) onto the real line, for confidence intervals. It
-    is the identity if a is infinite."""
+    """The map g from the range (a, b) onto the real line, for confidence intervals. If
+    a is infinite, g is the identity."""
 
     a: float = -math.inf
     b: float = math.inf
@@ -172,8 +172,8 @@ class Estimate:
 
     @property
     def scale(self) -> Scale:
-        """The scale of the interval. It is the identity if there is no range, or if the
-        value is at an end of the range."""
+        """The scale g of the interval. If there is no range, or if the value is at an
+        end of the range, g is the identity."""
         if self.within is None or not self.within[0] < self.value < self.within[1]:
             return Scale()
         return Scale(*self.within)
@@ -265,8 +265,8 @@ class IntervalComparison:
 
     If the interval lies inside or outside the range, `p` is the probability of an
     estimate at least as far from the edge, given that the true value lies at the edge.
-    If the interval crosses an edge, `more` is the number of further repetitions that
-    would probably decide, or None if it exceeds `MAX_REPETITIONS`."""
+    If the interval crosses an edge, `more` is the number of additional repetitions that
+    would probably decide. It is None if the total would exceed `MAX_REPETITIONS`."""
 
     where: Literal["inside", "above", "below", "across"]
     p: float | None = None
@@ -329,7 +329,7 @@ def tail_probability(estimate: Estimate, distance: float) -> float:
 
 
 def missing_repetitions(estimate: Estimate, expected: Expected) -> int | None:
-    """Return the number of further repetitions with which the result is decided with
+    """Return the number of additional repetitions after which `compare` decides with
     probability 80 %.
 
     Assume that the value and the standard deviation s stay the same.
@@ -352,7 +352,7 @@ def missing_repetitions(estimate: Estimate, expected: Expected) -> int | None:
 @cache
 def needed_distances() -> NDArray[np.float64]:
     """Return (t_{m−1, 97.5 %} + t_{m−1, 90 %})/√m for m = 1, 2, … repetitions (see
-    `missing_repetitions`). It is infinite for m = 1."""
+    `missing_repetitions`). The number for m = 1 is infinite."""
     from scipy.special import stdtrit  # noqa: PLC0415  slow to import
 
     repetitions = np.arange(2, MAX_REPETITIONS + 1)

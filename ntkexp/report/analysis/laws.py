@@ -172,7 +172,7 @@ def verdict_in_words(comparison: IntervalComparison, *, known: bool) -> str:
 
 
 def limit(expected: Expected) -> str:
-    """Format the exponent that theory predicts, with its margin or bound.
+    """Format the exponent that theory predicts, after ≤ or ≥ if theory gives a bound.
 
     >>> limit(Expected(-0.5, bound="upper")), limit(Expected(1.0))
     ('≤ −0.5', '1')
@@ -182,6 +182,8 @@ def limit(expected: Expected) -> str:
 
 def summary(laws: Sequence[Fitted], draws: str) -> str:
     """Summarise the laws of a sweep and their verdicts. Return "" if there are no laws.
+
+    `draws` describes what each seed draws at random.
 
     >>> summary([], "each drawing weights alone")
     ''

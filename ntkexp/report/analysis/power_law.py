@@ -40,8 +40,9 @@ class PowerLaw:
     """The coefficients of a fitted power law, and the size of the sample.
 
     A unit is an independent repetition: a seed, or several seeds that were run at a
-    single x each (see `units`). `left_out` counts the runs that were not used: runs
-    whose y is not positive and finite, and runs of unused units."""
+    single x each (see `units`). `start` and `stop` are the smallest and largest x.
+    `left_out` counts the runs that were not used: runs whose x or y is not positive and
+    finite, and runs of unused units."""
 
     exponent: Estimate
     prefactor: float
@@ -149,7 +150,8 @@ def units(x: Array, seeds: NDArray[np.int64]) -> list[Unit]:
 def unit_weights(
     columns: Array, candidates: Sequence[Unit]
 ) -> tuple[list[Unit], Array]:
-    """Choose the most informative units. Return them and their least-squares weights.
+    """Choose the most informative units. Return these units and their least-squares
+    weights.
 
     The weights have the shape [unit, coefficient, run], so that weights[unit,
     coefficient] @ log y is the coefficient of the unit. A unit has weight 0 for the
@@ -167,7 +169,9 @@ def unit_weights(
 def most_informative(information: Sequence[float]) -> list[int]:
     """Choose the units whose mean has the shortest expected interval.
 
-        t_{k−1} √(Σ 1/information)/k    for the k units with the most information
+    For the k units with the most information, half of the length of the interval is
+
+        t_{k−1} √(Σ 1/information)/k
 
     For example, if three seeds were run at all widths and a fourth at only two
     neighbouring widths, the fourth would only widen the interval.

@@ -12,7 +12,8 @@ DECIMALS = 15
 def spearman(
     first: NDArray[np.float64], second: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Return the rank correlation of each column. Ties get their mean rank.
+    """Return the rank correlation of each column of `first` with the same column of
+    `second`. Ties get their mean rank.
 
     The correlation is NaN if a column is constant or not finite.
 

@@ -20,7 +20,7 @@ from ntkexp.report.analysis.quantities import quantities, range_of
 from ntkexp.report.run import Run, load_runs
 from ntkexp.report.tables import format_csv
 
-# --- The tables of a sweep.
+# --- The tables of a sweep. A point is one combination of the swept values.
 #
 #     <name>.runs.csv     a row for each run: folder, point, seed, state, and all quantities
 #     <name>.points.csv   a row for each point: mean, standard deviation, count and 95 % interval of
@@ -69,16 +69,17 @@ def analyse(sweep: Sweep, runs: Mapping[Path, Run]) -> Analysis:
 def write_tables(path: Path) -> tuple[Path, ...]:
     """Read a sweep and its runs, and write the tables next to the file of the sweep.
 
-    Return their paths.
+    Return the paths of the tables.
     """
     sweep = read_sweep(path)
-    # the row of an unreadable run contains only its state
+    # ignore the mistakes: the row of an unreadable run has no quantities
     runs, _ = load_runs_of(sweep)
     return save(analyse(sweep, runs), path.parent)
 
 
 def load_runs_of(sweep: Sweep) -> tuple[dict[Path, Run], dict[Path, Mistake]]:
-    """Return the readable runs of a sweep, and the mistakes of the others."""
+    """Return the readable runs of a sweep by folder, and a `Mistake` for each other
+    folder."""
     folders = [run.folder for run in sweep.runs]
     runs = dict[Path, Run]()
     mistakes = dict[Path, Mistake]()
@@ -173,9 +174,9 @@ def points(sweep: Sweep, table: pd.DataFrame) -> pd.DataFrame:
 #     difference   mean of b − a
 #     ratio        exp of the mean of log b/a, if all numbers are positive
 #
-# Both have intervals over seeds. The last row of each quantity is a summary over all
-# points. It uses only the seeds that have a pair at every point. The pairs of one seed
-# are not independent, so they are averaged first.
+# Difference and ratio have intervals over seeds. The last row of each quantity is a
+# summary over all points. The summary uses only the seeds that have a pair at every
+# point. The pairs of one seed are not independent, so they are averaged first.
 
 
 def compare(first: Analysis, second: Analysis) -> pd.DataFrame:

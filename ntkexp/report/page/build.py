@@ -114,8 +114,8 @@ SCRIPTS = ("tables.js", "pictures.js", "pdf.js", "curves.js", "start.js")
 TABLE_ROWS_AT_ONCE = 25  # number of rows of a table that are visible at a time
 MAX_CHIPS = 6  # number of settings of a run that are visible; the others are folded
 SHOWN_TEXTS = 8  # number of training texts that are shown in full
-EXPLAINED_RUNS = 4  # runs with explanations, per page
-# runs with a picture of error and time, which is drawn for the page
+EXPLAINED_RUNS = 4  # number of runs with explanations on a page
+# number of runs with a picture of errors against seconds (see `cost_view`)
 RUNS_WITH_COST = 20
 EXPLAINED_QUERIES = 3  # explained queries per run
 MAX_EXPLAINED_EXAMPLES = 2000  # runs with more training examples are not explained
@@ -133,7 +133,7 @@ def write(material: Material, folder: Path, command: str) -> Path:
     for analysis in material.analyses:
         save(analysis, folder)
     write_atomically(folder / "runs.csv", format_csv(combined(material.runs)))
-    # the first picture: a page of several runs without sweeps has a picture of all runs
+    # the page of several runs without sweeps begins with a picture of all runs
     first = None
     if len(material.runs) > 1 and not material.analyses:
         first = strip(material.runs)
@@ -164,7 +164,7 @@ def write_claims(
     command: str,
     attempts: Mapping[str, Sequence[RegisterEntry]] | None = None,
 ) -> Path:
-    """Write the page of claims. Return its path.
+    """Write the page of claims. Return the path of the page.
 
     `attempts` are the registered versions of each claim, by its name.
     """
@@ -199,8 +199,8 @@ def write_explanations(
     page: Path,
     command: str,
 ) -> Path:
-    """Write the page with the explanations of a run, and add a link to it to the
-    report. Return its path."""
+    """Write the page with the explanations of a run. `removed` are the breakdowns of a
+    removal. Add a link from the report to this page. Return the path of the page."""
     # a sentence on the agreement of predicted leave-out effects with retrainings
     check = ""
     picture = None
@@ -244,8 +244,8 @@ def write_explanations(
 
 
 NO_LINK = Markup('<span id="explained-{}"></span>')
-"""Marks the place in the report for a link from a run to its explanations,
-which may be written later."""
+"""The placeholder in the report for the link from a run to its explanations, which may
+be written later."""
 
 
 def explanation_link(anchor: str, page: Path, folder: Path) -> Markup:
@@ -351,7 +351,7 @@ def run_views(material: Material, names: dict[Path, str], folder: Path) -> list[
 
 
 def cost_view(run: Run, anchor: str) -> list[Shown]:
-    """Draw the errors of the kernel machines of a run against their seconds.
+    """Draw the error of each kernel machine of a run against the seconds that it takes.
 
     This picture is not in the run folder, because a run has no timings before its end.
     Return [] if the run has no timings.
@@ -364,7 +364,7 @@ def cost_view(run: Run, anchor: str) -> list[Shown]:
     except (
         Mistake,
         OSError,
-    ):  # timings are optional, and DONE.json has no checksum of them
+    ):  # ignore damaged timings: they are optional, and DONE.json has no checksum
         return []
 
 
@@ -393,7 +393,7 @@ def points_of_run(run: Run, anchor: str) -> list[View]:
 
 def run_view(run: Run, anchor: str, folder: Path) -> View:
     seconds = dict[str, float]()
-    # timings are optional, and DONE.json has no checksum for them
+    # ignore damaged timings: they are optional, and DONE.json has no checksum
     with suppress(Mistake):
         seconds = of_machines(read_timings(run.path / "timings.csv"))
     ladder = tabulate_ladder(run.ladder, seconds)

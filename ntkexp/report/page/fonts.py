@@ -1,8 +1,8 @@
-"""The fonts of the PDF files that a page writes. They contain only the letters of its
-pictures.
+"""The fonts of the PDF files that a page writes. They contain only the letters of the
+page.
 
-matplotlib draws with DejaVu Sans and contains its files. The browser cannot read these
-files, so the page itself contains the letters that it needs."""
+matplotlib draws with DejaVu Sans and contains the files of this font. The browser
+cannot read these files, so the page itself contains the letters that it needs."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from fontTools import subset
 from matplotlib.font_manager import FontProperties, findfont
 
 ALWAYS = string.printable.strip() + " −"
-"""Letters of the pictures that the browser draws, which
-contain numbers and names of runs."""
+"""Letters that the page may lack, but that pictures drawn by the browser may contain:
+these pictures show numbers and names of runs."""
 WEIGHTS = ("normal", "bold")
 DROPPED_TABLES = (
     "FFTM",
@@ -40,8 +40,8 @@ def with_fonts(page: str) -> str:
 
 
 def cut(weight: str, text: str) -> str:
-    """Return an element with the letters of a text. It contains a TrueType font in
-    base64, and "code:glyph:advance" for each letter, with 1000 units per em."""
+    """Return an element with the letters of a text. The element contains a TrueType
+    font in base64, and "code:glyph:advance" for each letter, with 1000 units per em."""
     options = subset.Options(
         hinting=False, layout_features=[], notdef_outline=True, recalc_timestamp=False
     )

@@ -109,7 +109,7 @@ REFERRED = re.compile(r"(?:url\(|href=\")#([\w.-]+)")
 ID_ATTRIBUTE = re.compile(r' id="([^"]*)"')
 COLOURED = re.compile(r"(fill|stroke): #([0-9a-f]{6})")
 STYLED = re.compile(r'style="[^"]*"')
-# a coordinate with many decimals; a text with a colon would be a style
+# an attribute with many decimals; attributes with a colon are styles, not coordinates
 LONG = re.compile(r'="[^":]*\.\d{3}[^":]*"')
 DIGITS = re.compile(r"(\.\d\d)\d+")
 INDENTED = re.compile(r"\n\s+")
@@ -119,8 +119,8 @@ MARKERS = re.compile(
 )
 NOT_INHERITED = re.compile(r"[\"\s](?:opacity|clip-path)\s*:")
 FONT = "font-family: 'DejaVu Sans'"
-# number of hexadecimal digits; with this many, two of a thousand pictures collide with
-# probability 5e-7
+# number of hexadecimal digits of a digest; two of a thousand pictures have equal
+# digests with probability 5e-7
 PREFIX_LETTERS = 10
 
 PALETTE = frozenset({
@@ -167,8 +167,8 @@ def inline(svg: str, prefix: str, title: str) -> Markup:
 
 
 def unique_ids(text: str, prefix: str) -> str:
-    """Replace the ids that are referenced by a digest of `prefix` and a
-    number. Remove all other ids."""
+    """Replace each id that is referenced. The new id consists of a digest of `prefix`
+    and a number. Remove all other ids."""
     digest = hashlib.sha256(prefix.encode()).hexdigest()[:PREFIX_LETTERS]
     names = dict.fromkeys(REFERRED.findall(text))
     short = {name: f"i{digest}-{k}" for k, name in enumerate(names)}
@@ -245,10 +245,11 @@ SOURCES = {
     "spectrum": "metrics.csv",
     "time_profile": "metrics.csv",
 }
-"""The file with the data of a picture that has no CSV file with the same name."""
+"""The file that contains the data of a picture, for pictures without their own CSV
+file."""
 
 
-# maximum total size of the embedded pictures of runs; further pictures are linked
+# maximum total size of the embedded pictures of runs; all other pictures are linked
 MAX_PICTURE_BYTES = 4_000_000
 # a compressed picture is assumed to have at least this fraction of the size of its file
 LEAST_COMPRESSION = 0.3
@@ -256,7 +257,8 @@ LEAST_COMPRESSION = 0.3
 
 @dataclass(frozen=True)
 class Shown:
-    """A picture on a page. `name` is the name of its files, without a suffix."""
+    """A picture on a page. `name` is the name of its files, without a suffix. `csv` is
+    the link to its data."""
 
     name: str
     title: str

@@ -38,7 +38,7 @@ CURVES = {
     "change": "change per step",
 }
 """The columns of metrics.csv whose curves are on the page, with their names in words.
-The first one that a run has is drawn in its row. """
+The row of a run shows the first of these curves that the run has."""
 LOG_CURVES = frozenset({"loss", "loss_query"})
 MAX_CURVE_POINTS = 48  # maximum number of points of a curve on the page
 CURVE_DIGITS = 4  # number of significant digits of a point
@@ -49,7 +49,7 @@ MACHINES = {
     "left": "textbook sum",
     "frozen_start": "frozen kernel",
 }
-"""The kernel machines with a column, and its heading."""
+"""The kernel machines that have a column, with the headings."""
 
 Curve = NDArray[np.float64]
 """The points of a curve, [point, 2]: step and value."""
@@ -132,9 +132,10 @@ def chips_by_run(group: RunGroup) -> dict[Path, tuple[Chip, ...]]:
 
 
 def chips_of(settings: Settings) -> tuple[Chip, ...]:
-    """Shorten `model.width` to `width` if no other key ends in `width`.
+    """Return the chips of settings. Shorten `model.width` to `width` if no other key
+    ends in `width`.
 
-    The number of steps is a column of the table, and empty lists are left out.
+    Omit empty lists, and the number of steps, which is a column of the table.
 
     >>> [chip.label for chip in chips_of((("model.width", "8"), ("init.seed", "1"), ("seed", "0")))]
     ['width=8', 'init.seed=1', 'seed=0']
@@ -209,8 +210,8 @@ def row_of(
 
 
 def steps_of(run: Run) -> int | None:
-    """Return the number of steps. (The metrics of a run have a further row for the end.
-    The terms of a followed loop do not.)"""
+    """Return the number of steps. The metrics of a run have one more row, for the end
+    of training. The metrics of a followed loop have no such row."""
     if not len(run.metrics):
         return None
     last = run.last_step
@@ -229,8 +230,8 @@ def last_number(run: Run, name: str) -> float | None:
 
 
 def curve_of(run: Run, name: str) -> Curve:
-    """Return the points of a curve that can be drawn, evenly thinned,
-    with its last point."""
+    """Return at most `MAX_CURVE_POINTS` points of a curve: evenly spaced points with
+    the first and the last, among the points that can be drawn."""
     points = run.series(name).dropna().to_numpy(dtype=np.float64)
     if len(points) <= MAX_CURVE_POINTS:
         return points

@@ -9,13 +9,14 @@ error_panels         axes for relative errors, with a strip for exact kernel mac
 rendering            SVG and PNG files
 examples             pictures of explanations
 attribution_plots    the pictures of `found.plot`
-figures, together    the pictures of a run, of a sweep, a file each
+figures              the pictures of a run
+together             the pictures of a sweep
 run_plots            the pictures of `run.plot`, of many runs and of ensembles
 sweep_plots          the pictures of `sweep.plot`
 
 This module imports matplotlib before any other file does. During this import, the
 settings of the user (`matplotlibrc` files, MATPLOTLIBRC and MPLBACKEND) are ignored,
-because an invalid backend would make it fail."""
+because an invalid backend would make the import fail."""
 
 import logging
 import os
@@ -25,7 +26,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
-# without a home folder, matplotlib would warn about its cache folder
+# suppress warnings: without a home folder, matplotlib warns about its cache folder
 logging.getLogger("matplotlib").setLevel(logging.ERROR)
 
 SETTINGS = "matplotlibrc"

@@ -214,8 +214,8 @@ class AttributionPlots:
     def array(
         self, name: str, query: int | np.integer[Any], out: str | int | None
     ) -> xr.DataArray:
-        """Return an array at one query and output.
-        Raise if it is missing or was not attributed."""
+        """Return an array at one query and output. Raise if the array is missing, or if
+        the query was not attributed."""
         if name not in self.arrays:
             advice = "; attribute with by=" if "component" in name else ""
             raise WrongArgument(f"there is no '{name}' here to draw{advice}", "plot")

@@ -19,14 +19,14 @@ STRIP = "strip"  # the label of axes that only complete other axes
 
 @dataclass
 class Canvas:
-    """The axes on which one picture is drawn, and its title.
+    """The axes on which one picture is drawn, and the title of the picture.
 
     A module of pictures first calls `panels`, draws, and then calls `finish`.
     """
 
     ax: Axes | None = None
-    """The user's axes. If a picture has several panels, they
-    divide the place of these axes."""
+    """The user's axes. If a picture has several panels, the panels divide the place of
+    these axes."""
     title: str | None = None
     """The user's title, which replaces the title of the picture."""
     grid: NDArray[Any] = field(default_factory=lambda: np.empty((0, 0), dtype=object))
@@ -35,7 +35,7 @@ class Canvas:
 
     @property
     def is_new(self) -> bool:
-        """True if the picture gets a figure of its own."""
+        """True if the picture gets a new figure."""
         return self.ax is None
 
     @property

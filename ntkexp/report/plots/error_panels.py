@@ -1,8 +1,8 @@
 """Two panels for relative errors: a strip for errors that are only rounding errors, and
 a log axis for all others.
 
-One log axis for both would spend most of its width
-on the empty decades between 1e-12 and 1e-4."""
+A single log axis for all errors would spend most of its width on the empty decades
+between 1e-12 and 1e-4."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ FEWEST_DECADES = 2
 @dataclass(frozen=True)
 class ErrorPanels:
     """Axes with a row for each kernel machine. Errors that are only rounding errors are
-    drawn in `strip`, all others in `axes`. Without rounding errors, `strip` is None."""
+    drawn in `strip`, all others in `axes`. Without rounding errors, `strip` is None. If
+    there are only rounding errors, `axes` is `strip`."""
 
     strip: Axes | None
     axes: Axes
@@ -133,7 +134,7 @@ class ErrorPanels:
 
 
 def shape_strip(strip: Axes, exact: Sequence[float]) -> None:
-    """Set up the axes for errors that are only rounding. They have no scale."""
+    """Set up the axes for errors that are only rounding, without ticks."""
     strip.set_label(STRIP)
     log_axis(strip, "x")
     strip.set_facecolor(PALE)

@@ -46,7 +46,7 @@ from ntkexp.report.plots.style import (
 )
 from ntkexp.text import percent, short
 
-# --- Queries, each with the training examples of the largest contributions.
+# --- Queries, each with the training examples that have the largest contributions.
 
 
 TOP = 8  # number of training examples shown for each query
@@ -210,8 +210,8 @@ def bars(rows: list[Explained], canvas: Canvas) -> None:
 
 
 def bar_label(shown: Example) -> str:
-    """Return the label of a bar: the target and the index in the data, or the text and
-    the name of an example of a followed loop.
+    """Return the label of a bar: the target and the index in the data. For an example
+    of a followed loop, return its text and name instead.
 
     >>> bar_label(Example(17, "cat", np.zeros(2)))
     'cat  #17'
@@ -283,7 +283,8 @@ def labelled(example: Example) -> Example:
 
 
 def answer(explanations: Sequence[Explanation]) -> tuple[str, str]:
-    """Return the title, the share of the shown examples, and the caption."""
+    """Return the title and the caption. The title states the share of the shown
+    examples in all contributions."""
     mass = 0.0
     shown = 0.0
     for explanation in explanations:
@@ -381,8 +382,8 @@ def through(explanation: Explanation) -> Picture:
 
 
 def through_by_step(explanation: Explanation) -> Picture:
-    """Draw the cumulative contributions through the strongest components over the
-    steps, and the sum of the other components."""
+    """Draw the cumulative contributions over the steps: a line for each of the
+    strongest components, and a line for the sum of all other components."""
     ordered = strongest_components(explanation)
     lines = {part.name: part.movement.by_step for part in ordered[: len(LINE_COLOURS)]}
     others = ordered[len(LINE_COLOURS) :]

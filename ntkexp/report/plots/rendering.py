@@ -101,8 +101,8 @@ for each position (in units of 0.1 pt)."""
 
 
 def values_of(figure: Figure) -> Values:
-    """Set SVG ids for all bars and all lines with markers.
-    Return the texts of their tooltips."""
+    """Set SVG ids for all bars, and for all lines with markers and at most `POINTS`
+    points. Return the texts of the tooltips by id."""
     values: Values = {}
     height = 72 * figure.get_figheight()
     for axes in figure.axes:
@@ -159,7 +159,8 @@ def value_in_words(axes: Axes, x: float, y: float) -> str:
                 words.append(name)
                 continue
 
-        # panels with a shared axis have only one axis label
+        # also look for the label in panels with the same limits: a shared axis has only
+        # one label
         labels = [axis.get_label_text()]
         for other_axes in figure.axes:
             other = getattr(other_axes, f"{axis.axis_name}axis")

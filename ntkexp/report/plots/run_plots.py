@@ -63,10 +63,10 @@ def gallery() -> Iterator[tuple[str, Draw]]:
 
 @dataclass(frozen=True)
 class RunPlots:
-    """The plots of a run, as methods that return matplotlib axes,
-    or a list if there are several.
+    """The plots of a run, as methods that return matplotlib axes. A picture with
+    several panels returns a list of axes.
 
-    `dir(run.plot)` lists them. Each method takes:
+    `dir(run.plot)` lists the names of the methods. Each method takes:
 
     - `ax`, axes to draw on. By default, a new figure is drawn. Pictures with several panels divide
       the place of axes of `plt.subplots`,
@@ -136,8 +136,7 @@ Example:
 
 
 def figure_of(run: Run, draw: Draw) -> Figure | None:
-    """Draw a picture in the style of this package,
-    whatever the settings of the user."""
+    """Draw a picture in the style of this package. Ignore the settings of the user."""
     with house_style():
         return draw(run, Canvas())
 
@@ -255,9 +254,9 @@ def errors_in_words(errors: pd.Series[float]) -> str:
 
 
 def strip_title(table: pd.DataFrame, runs: int) -> str:
-    """Return the title: the kernel machine with the smallest error in most runs.
+    """Return the title: the kernel machine that has the smallest error most often.
 
-    Controls are ignored, and errors that are rounding count as 0.
+    Controls are ignored, and errors that are only rounding count as 0.
     """
     own = table[~table["control"].astype(bool) & np.isfinite(table["relative_error"])]
     ranks = own["relative_error"].mask(own["exact"].astype(bool), 0.0)
@@ -283,7 +282,7 @@ def strip_title(table: pd.DataFrame, runs: int) -> str:
 
 Curve: TypeAlias = NDArray[np.float64]
 LINES = 25  # largest number of drawn networks
-# kernel machines with the same colour
+# each process has the colour of this kernel machine
 PROCESSES = {"ntk": "frozen_limit", "nngp": "nngp"}
 
 

@@ -27,8 +27,8 @@ from numpy.typing import NDArray
 
 from ntkexp.text import short
 
-# --- Settings of matplotlib, sizes and colours. With them, equal figures give equal
-# files, byte by byte.
+# --- Settings of matplotlib, sizes and colours. With these settings, equal figures give
+# equal files, byte by byte.
 
 
 SUPERSCRIPTS = str.maketrans("-−0123456789", "⁻⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -37,7 +37,7 @@ LEAST = 1e-17  # on a log axis, smaller errors, including 0, are drawn here
 
 RC = RcParams(
     {
-        # comes with matplotlib, so files are reproducible
+        # this font comes with matplotlib, so files are reproducible
         "font.family": "DejaVu Sans",
         "font.size": 8,
         "axes.titlesize": "medium",
@@ -117,8 +117,8 @@ LINE = {
     "rbf_regression": DASHED,
 }
 APART = 0.25
-"""Minimum distance of two colours in RGB (each channel in [0,
-1]) that readers can distinguish."""
+"""Readers can distinguish two colours whose distance in RGB is at least this, with
+channels in [0, 1]."""
 LUMINANCE = 0.2
 """The luminance of all colours that are not fixed. Their contrast is then 4.2 on white
 and on a dark page."""
@@ -163,8 +163,8 @@ def shade(k: int, count: int) -> str:
 
 
 def hashed_colour(name: str) -> str:
-    """Choose a hue from the digest of a name, so that the colour differs visibly from
-    all fixed colours.
+    """Choose one of the colours that the digest of a name encodes: the first that
+    differs visibly from all fixed colours.
 
     >>> hashed_colour("my_machine") == hashed_colour("my_machine") != hashed_colour("your_machine")
     True
@@ -230,9 +230,8 @@ or several of these."""
 
 @contextmanager
 def style_of_user(style: Style | None, *, is_house: bool) -> Iterator[None]:
-    """Use the settings of the user inside the block, and then those of `style`.
-
-    If `is_house` is True, the style of this package replaces the settings
+    """Use the settings of the user inside the block. The settings of `style` have
+    precedence. If `is_house` is True, the style of this package replaces all settings
     that the user has not changed."""
     changed = {
         key: rcParams[key] for key in HOUSE if rcParams[key] != rcParamsDefault[key]
@@ -249,8 +248,8 @@ def style_of_user(style: Style | None, *, is_house: bool) -> Iterator[None]:
 
 
 class LogLabels(Formatter):
-    """Labels of a log axis: powers of ten. If fewer than two of these are in view, also
-    2 and 5 times powers of ten.
+    """Labels of a log axis: powers of ten. If fewer than two powers of ten are in view,
+    2 and 5 times powers of ten also have labels.
 
     >>> labels = LogLabels()
     >>> labels.axis = Figure().subplots().xaxis
@@ -416,9 +415,8 @@ def wrapped(text: str, width: int) -> list[str]:
 def step_axis(axes: Axes, last: int) -> None:
     """Set the x axis to steps from 0 to `last`.
 
-    Use a logarithmic scale for many steps, like the stored kernels.
-
-    If the run has no step, the axis ends at 1.
+    Use a logarithmic scale for more than 20 steps. If the run has no step, the axis
+    ends at 1.
 
     >>> step_axis(axes := Figure().subplots(), 0)
     >>> [float(end) for end in axes.get_xlim()]
@@ -452,8 +450,8 @@ def write_beside(axes: Axes, text: str, height: float, color: str = BLACK) -> No
 
 
 def tick(axes: Axes, positions: list[float]) -> None:
-    """Set ticks at `positions`. If there are more than seven,
-    use only some, evenly spaced."""
+    """Set ticks at `positions`, or at every k-th position if there are more than
+    seven."""
     every = -(-len(positions) // 7)
     axes.set_xticks(
         positions[::every], [short(position) for position in positions[::every]]
@@ -514,14 +512,14 @@ def spread(heights: NDArray[np.float64], gap: float) -> NDArray[np.float64]:
     1] and differ by at least `gap`.
 
     The order of the heights stays the same, and the sum of squared changes is minimal.
-    If there are too many heights for the gap, they may exceed 1.
+    If there are too many heights for the gap, moved heights can exceed 1.
 
     >>> spread(np.array([0.5, 0.5, 0.0]), 0.2).tolist()
     [0.4, 0.6, 0.0]
     """
     order = np.argsort(heights, kind="stable")
-    # Let z_k = height_k − k·gap. The gaps are respected if z is non-decreasing, so z is
-    # an isotonic regression.
+    # Let z_k be the k-th moved height minus k·gap. Moved heights differ by at least the
+    # gap if z is non-decreasing, so the best z is an isotonic regression.
     steps = gap * np.arange(len(heights))
     room = max(0.0, 1 - gap * (len(heights) - 1))
     fit = np.clip(isotonic(heights[order] - steps), 0, room)

@@ -49,12 +49,12 @@ class SweepPlots:
         """Draw the error of each kernel machine against a swept key.
 
         Dots are runs. Lines are arithmetic means over the runs at each value. The
-        caption names machines that are exact to rounding in all runs.
+        caption names kernel machines that are exact to rounding in all runs.
 
         Args:
             key: The key on the x axis. By default, the key with the most values.
             split: The split of the errors: "query", "test" or "train".
-                By default, the first of these with errors.
+                By default, the first of these splits that has errors.
             ax: Axes to draw on. By default, a new figure is drawn.
             title: The title. By default, it says how an error changes.
             style: A style of matplotlib.
@@ -87,8 +87,8 @@ class SweepPlots:
     ) -> Axes | list[Axes]:
         """Draw quantities in a sweep over two keys, as a cell for each pair of values.
 
-        Cells are arithmetic means over runs. A cross marks cells with runs whose loss
-        did not fall by half.
+        Cells are arithmetic means over runs. A cross marks a cell that has a run
+        without a result, or a run whose loss did not fall by half.
 
         Args:
             quantity: A column of `sweep.table`, such as "frozen_start.test". By default,
@@ -123,7 +123,8 @@ class SweepPlots:
     ) -> Axes | list[Axes]:
         """Draw the loss, the kernel change and the largest eigenvalue over the steps.
 
-        There is a line for each point of the sweep, of its first seed.
+        There is a line for each combination of swept values: its first readable run.
+        If there are more than 24 combinations, some are omitted.
 
         Args:
             ax: Axes to draw on. By default, a new figure is drawn.
@@ -134,7 +135,7 @@ class SweepPlots:
             A list of axes.
 
         Raises:
-            Mistake: if fewer than two points have runs.
+            Mistake: if fewer than two combinations have runs.
 
         Example:
             `sweep.plot.over_steps(style="ggplot")`

@@ -39,7 +39,7 @@ class SplitParts(NamedTuple):
     rule: str
     split: str
     known: NDArray[np.int64]  # indices of the attributed queries
-    # contributions, [query, out, example], which may not fit into memory
+    # contributions, [query, out, example]; this array may exceed the memory
     parts: xr.DataArray
     outputs: NDArray[np.float64]  # outputs of the trained network, [query, out]
 
@@ -135,7 +135,8 @@ def labelled(run: Run, split: str, k: int) -> Example:
 
 
 def answer(parts: xr.DataArray, attributes: dict[str, Any]) -> tuple[str, str]:
-    """Return the title, the share of the ten largest contributions, and the caption."""
+    """Return the title and the caption. The title states the share of the ten largest
+    contributions to an output in all contributions."""
     top = min(10, parts.shape[-1])
     total = 0.0
     largest = 0.0

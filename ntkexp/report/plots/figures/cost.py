@@ -1,8 +1,8 @@
 """The relative error of each kernel machine against the seconds that it takes.
 
 The line is the Pareto front: it connects the kernel machines for which no other one is
-both more accurate and faster. The seconds are the time for the prediction alone, if
-training has already accumulated the kernels.
+both more accurate and faster. The seconds count only the prediction, with kernels that
+training has accumulated.
 
 A run has no timings before it is finished, so this picture is not
 one of the files of a run."""
@@ -101,7 +101,7 @@ def table(run: Run) -> pd.DataFrame:
     """Return the seconds and the error of each kernel machine on the main split."""
     seconds = dict[str, float]()
     if run.finished:
-        # timings are optional, and DONE.json has no checksum for them
+        # ignore damaged timings: they are optional, and DONE.json has no checksum
         with suppress(Mistake):
             seconds = of_machines(read_timings(run.path / "timings.csv"))
     split = main_split(run.ladder)

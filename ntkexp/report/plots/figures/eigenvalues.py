@@ -1,8 +1,8 @@
-"""How does the whole spectrum of the kernel change? The eigenvalues of K(X,
-X) at a few steps.
+"""How does the whole spectrum of the kernel change?
 
-If there are several outputs and many examples, these are the eigenvalues of the kernel
-traced over outputs. Eigenvalues that are only rounding are not drawn."""
+The picture shows the eigenvalues of K(X, X) at a few steps. If there are several
+outputs and many examples, K is traced over outputs. Eigenvalues that are only rounding
+are not drawn."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from ntkexp.report.plots.style import NARROW, End, brief, log_axis, name_ends, s
 from ntkexp.report.run import Run
 
 MAX_SNAPSHOTS = 4  # number of drawn spectra
-# maximum side of a kernel whose eigenvalues are computed with all outputs
+# kernel matrices with a larger side (examples times outputs) are traced over outputs
 MAX_SIDE = 600
-MAX_EXAMPLES = 2000  # more examples would take minutes
+MAX_EXAMPLES = 2000  # no picture for more examples: it would take minutes
 
 Array = NDArray[np.float64]
 
@@ -44,7 +44,7 @@ def draw(run: Run, canvas: Canvas) -> Figure | None:
 
 
 def table(run: Run) -> pd.DataFrame:
-    """Return the positive eigenvalues at a few steps, the largest first."""
+    """Return the eigenvalues larger than rounding at a few steps, the largest first."""
     columns = ["step", "rank", "eigenvalue"]
     if "tangent" not in run.kernels or "train" not in run.points:
         return pd.DataFrame(columns=columns)

@@ -1,6 +1,6 @@
 """How similar are the gradients at two examples along the path?
 
-Figure 1 of Domingos (2020), for a run.
+The picture shows Figure 1 of Domingos (2020) with the gradients of a run.
 
     K_s(x, x′) = ⟨∇f(x), ∇f(x′)⟩ = ‖∇f(x)‖ ‖∇f(x′)‖ cos(angle)        at the weights θ_s
 
@@ -141,8 +141,8 @@ def draw_pairs(axes: Axes, course: Course, names: list[str]) -> None:
 
 
 def stations_of(places: Array) -> list[int]:
-    """Choose snapshots that are so far apart on the path that they can be drawn side by
-    side. Return their indices."""
+    """Return the indices of snapshots that are far enough apart on the path to be drawn
+    side by side."""
     stations = [0]
     for k in range(1, len(places)):
         if places[k] - places[stations[-1]] >= 0.9 / (MAX_STATIONS - 1):

@@ -25,7 +25,7 @@ def draw(run: Run, canvas: Canvas) -> Figure | None:
     rows = [row for row in rows if math.isfinite(row.relative_error or 0.0)]
     if not rows:
         return None
-    # controls last; a stable sort keeps the other order
+    # move controls to the end; the stable sort keeps the order of all other rows
     rows.sort(key=lambda row: row.control)
     names = list(dict.fromkeys((row.machine, row.detail) for row in rows))
     exact = {id(row): likeness(row) is Likeness.EXACT for row in rows}

@@ -60,7 +60,7 @@ def table(run: Run) -> pd.DataFrame:
 def lines(axes: Axes, run: Run, columns: dict[str, tuple[str, str]]) -> list[End]:
     """Draw lines over the steps, with markers if there are few points.
 
-    Return the labels of their ends.
+    Return the labels for the ends of the lines.
     """
     ends = []
     for column, (name, colour) in columns.items():
@@ -91,8 +91,8 @@ def answer(run: Run) -> str:
 
 
 def caption(run: Run) -> str:
-    """Name the quantities, and the last step of the kernel change
-    if it is not the last step."""
+    """Name the quantities. If the kernel change is not known at the last step of the
+    run, also name the last step where it is known."""
     words = "Relative changes ‖θ_s − θ_0‖/‖θ_0‖ of the weights and ‖K_s − K_0‖/‖K_0‖ of the kernel."
     if "phase" in run.metrics:
         words += " The loss is that of one task after another."

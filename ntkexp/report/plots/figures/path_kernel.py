@@ -28,8 +28,8 @@ MAX_PIXELS = 256
 
 
 def read(run: Run) -> tuple[Array, NDArray[np.int64]] | None:
-    """Return the path kernel between training examples,
-    and their order by class or target."""
+    """Return the path kernel between training examples, and the order of the examples
+    by class or target. Return None if the run has no such kernel."""
     rule = explained_rule(
         name.removeprefix("path_")
         for name in map(str, run.kernels)
@@ -129,8 +129,8 @@ def mark_classes(axes: Axes, labels: NDArray[Any], classes: list[str]) -> None:
 
 
 def answer(kernel: Array) -> tuple[str, str]:
-    """Return the title, and the mean path kernel of an example with itself and
-    with others."""
+    """Return the title, and two means of the path kernel: of an example with itself,
+    and of two different examples."""
     apart = ~np.eye(len(kernel), dtype=bool)
     itself = short(mean(kernel[~apart]))
     other = short(mean(kernel[apart]))

@@ -18,7 +18,7 @@ from ntkexp.report.run import Run, outputs_of
 from ntkexp.report.sentence import ladder_sentence, main_split
 from ntkexp.text import short, spoken
 
-# numbers of panels per row to choose from: use the one that leaves fewer empty panels
+# a row has one of these numbers of panels: the one that leaves fewer empty panels
 PANELS_PER_ROW = (4, 5)
 # maximum number of points drawn as vectors per panel; if there are more, points are
 # rasterized in the SVG
@@ -108,7 +108,7 @@ def scatter(
             rasterized=network.size > MAX_VECTOR_POINTS,
         )
     axes.set(xlim=limits, ylim=limits, aspect="equal")
-    # False where there is no output
+    # outputs that are NaN count as inside
     outside = (outputs < limits[0]) | (outputs > limits[1])
     if outside.any():
         text = f"{outside.sum()} outside"

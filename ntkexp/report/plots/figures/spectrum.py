@@ -68,9 +68,9 @@ def table(run: Run) -> pd.DataFrame:
 
 
 def positive(run: Run, *columns: str) -> pd.DataFrame:
-    """Return the positive values of some columns, for a log axis.
+    """Return the given columns at the steps where all their values are positive.
 
-    Rounding makes some zero eigenvalues negative.
+    A log axis needs this, because rounding makes some zero eigenvalues negative.
     """
     series = run.series(*columns)
     return series.loc[(series[list(columns)] > 0).all(axis=1)]
@@ -94,8 +94,8 @@ def caption(largest: NDArray[np.float64], stability: NDArray[np.float64]) -> str
 
 
 def moved(values: NDArray[np.float64]) -> str:
-    """Describe how a number changed: its first and last value, and its extremes if they
-    lie outside of these two.
+    """Describe how a number changed: its first and last value, and each extreme that
+    does not lie between these two.
 
     >>> moved(np.array([1.0, 2.0])), moved(np.array([1.0, 3.0, 1.0])), moved(np.array([1.0, 1.001]))
     ('grows from 1 to 2', 'goes from 1 to 1, through 3', 'stays at 1')

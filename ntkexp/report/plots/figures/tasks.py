@@ -89,7 +89,7 @@ def lines(axes: Axes, run: Run, measure: str, columns: list[str]) -> None:
 
 
 def switches(run: Run) -> list[int]:
-    """Return the first step of each later phase."""
+    """Return the first step of each phase after the first phase."""
     return run.metrics.loc[begins_phase(run), "step"].astype(int).tolist()
 
 

@@ -2,8 +2,8 @@
 time.
 
 Path time is Σ η_s. A step that crosses the border between two tenths is divided between
-them in proportion. The picture also shows the net change Σ|Σᵢ Δ𝒮ᵢ|, which is smaller
-because contributions of different examples cancel."""
+these tenths in proportion. The picture also shows the net change Σ|Σᵢ Δ𝒮ᵢ|. It is
+smaller because contributions of different examples cancel."""
 
 from __future__ import annotations
 

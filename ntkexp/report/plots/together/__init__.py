@@ -1,5 +1,5 @@
 """Pictures of a sweep.
 
 Each module has a function `pictures(analysis, runs)`, which yields a `SweepPicture` for
-each picture. Its `draw(canvas)` draws it.
+each picture. `SweepPicture.draw(canvas)` draws the picture.
 """

@@ -1,10 +1,10 @@
 """The errors of kernel machines along an axis of a sweep: dots,
 and lines of arithmetic means.
 
-Means are taken over the runs at each value of the axis, as in the tables of the sweep.
-A run has no dot if its error is not defined: it diverged, or the kernel machine does
-not apply. Kernel machines that are exact up to rounding in every run are only listed in
-the caption, because they would stretch the axis by ten decades."""
+Means are taken over the runs at each value of the axis. A run has no dot if its error
+is not defined: the run diverged, or the kernel machine does not apply to it. Kernel
+machines that are exact up to rounding in every run are only listed in the caption,
+because they would stretch the axis by ten decades."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ def pictures(
     key: str | None = None,
     split: str | None = None,
 ) -> Iterator[SweepPicture]:
-    """Yield one picture.
+    """Yield one picture, or none if there are no errors.
 
     By default, the x axis is the key with the most values, and the split is the first
-    with errors.
+    split that has errors.
     """
     of_sweep = [runs[run.folder] for run in analysis.sweep.runs if run.folder in runs]
     for shown in (split,) if split is not None else ("query", "test", "train"):
@@ -92,7 +92,8 @@ def draw_errors(
 ) -> Figure:
     """Draw the dots and the line of each kernel machine.
 
-    `columns` maps its name to its column of errors. The machines `exact` are not drawn.
+    `columns` maps the name of a kernel machine to the column of its errors. The kernel
+    machines `exact` are not drawn, unless there are no others.
     """
     axes = canvas.panels((WIDE, 3.2))[0, 0]
     axes.set(xlabel=axis, ylabel=f"relative error ({split})")
@@ -124,8 +125,9 @@ def draw_errors(
 def level_positions(axes: Axes, levels: Sequence[object]) -> list[float]:
     """Set up the x axis, and return the positions of the axis values `levels`.
 
-    Numbers are drawn to scale. The scale is logarithmic if they are positive and vary
-    by more than a factor of 5. Other values are evenly spaced."""
+    If all levels are numbers, they are drawn to scale. If all numbers are positive and
+    vary by more than a factor of 5, the scale is logarithmic. Other levels are evenly
+    spaced."""
     if any(
         isinstance(level, bool) or not isinstance(level, int | float)
         for level in levels
@@ -146,8 +148,8 @@ def level_positions(axes: Axes, levels: Sequence[object]) -> list[float]:
 def errors_title(
     table: pd.DataFrame, axis: str, columns: Mapping[str, str], levels: Sequence[object]
 ) -> tuple[str, str]:
-    """Return the title and the caption. The title is about the frozen kernel, or else
-    about the machine with the largest error."""
+    """Return the title and the caption. The title is about the frozen kernel. If it is
+    not drawn, the title is about the kernel machine with the largest error."""
     name = (
         "frozen_start"
         if "frozen_start" in columns

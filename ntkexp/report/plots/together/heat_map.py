@@ -1,9 +1,9 @@
 """The kernel change and the error of the frozen kernel
 in a sweep over two keys, as heat maps.
 
-Each cell is the arithmetic mean over the runs at both values. A cross marks cells with
-runs that did not train: their loss is not half as large at the end as at the start, or
-they have no result."""
+Each cell is the arithmetic mean over the runs with its pair of values. A cross marks a
+cell with a run that did not train: its last loss is more than half of its first loss,
+or it has no result."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ def pictures(
 ) -> Iterator[SweepPicture]:
     """Yield one picture, of the two keys with the most values.
 
-    A quantity such as "frozen_start.test" replaces those shown by default.
+    `quantity`, such as "frozen_start.test", replaces the default quantities. Yield no
+    picture if fewer than two keys have several values.
     """
     axes = sorted(analysis.sweep.axes, key=lambda key: -len(analysis.sweep.axes[key]))[
         :2
@@ -88,7 +89,8 @@ def cells_of(
 
 
 def has_trained(run: Run) -> bool:
-    """Return True if the last loss is at most `TRAINED` times the first loss."""
+    """Return True if the run did not diverge, and if the last loss is at most `TRAINED`
+    times the first loss."""
     losses = run.metrics["loss"].to_numpy(dtype=float)
     if run.diverged or not len(losses):
         return False

@@ -1,9 +1,9 @@
 """Power laws along an axis of a sweep, in log–log plots, with the exponents of theory.
 
 Faint lines are single seeds, and dots are arithmetic means over seeds, as in the
-tables. The line is a fit of the logarithms, with a wedge for the 95 % interval of its
-exponent. If seeds scatter, the line lies below the dots,
-because dots are arithmetic means."""
+tables. The line is a fit of the logarithms, with a wedge for the 95 % interval of the
+exponent. Geometric means are smaller than arithmetic means, so the line lies below the
+dots if seeds scatter."""
 
 from __future__ import annotations
 

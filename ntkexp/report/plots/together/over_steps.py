@@ -1,5 +1,5 @@
-"""Loss, kernel change and largest eigenvalue over the steps,
-for one seed per point of a sweep."""
+"""Loss, kernel change and largest eigenvalue over the steps, for one run at each point
+of a sweep (each combination of swept values)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MOST = 24  # maximum number of lines; readers could not distinguish more
 
 
 def pictures(analysis: Analysis, runs: Mapping[Path, Run]) -> Iterator[SweepPicture]:
-    """Yield one picture, if several points have runs."""
+    """Yield one picture if several points have runs, else none."""
     # select the first readable run at each point,
     # and evenly spaced points if there are too many
     first: dict[str, Run] = {}
@@ -90,8 +90,8 @@ def draw_courses(
 
 
 def courses_title(lines: Mapping[str, Run]) -> tuple[str, str]:
-    """Return the title, the kernel change at the first and at the last point,
-    and the caption."""
+    """Return the title and the caption. The title states the kernel change at the first
+    and at the last point."""
     ends = {
         name: float(
             run.metrics.reindex(columns=["kernel_change"])["kernel_change"].iloc[-1]
