@@ -32,8 +32,9 @@ class AbstractTrial(Component, ABC):
     """A measurement whose only source of randomness is a seed."""
 
     role: ClassVar[str] = "ntkexp.claim.trial"
-    """In digests, this name replaces the module of a class in `ntkexp.claim.papers`. So
-    such a class can move to another file without changing digests."""
+    """The name that replaces the module in the digest of a class of
+    `ntkexp.claim.papers`. So the class can move to another file without changing
+    digests."""
 
     @abstractmethod
     def rows(self, seed: int) -> Rows:
@@ -46,7 +47,7 @@ class AbstractTrial(Component, ABC):
 
 class SideBySide(AbstractTrial):
     """Several trials with the same seed. The column `runs` holds the name
-    of the trial."""
+    of the trial to which a row belongs."""
 
     names: tuple[str, ...] = Field(min_length=1)
     trials: tuple[AbstractTrial, ...]

@@ -182,8 +182,8 @@ class GrokkingByComponent(AbstractTrial):
     phase `memorising` ends when all training sums are correct for the first time;
     `generalising` is the rest.
 
-        came        the part of the change in the margins of held-out sums, in one phase, that acts
-                    through one component (decay included)
+        came        the change of the held-out sums' margins that one component caused in the phase,
+                    decay included
         accuracy    the accuracy on held-out sums at the end of the phase
         miss        ‖Σ came − Δmargin‖/‖Δmargin‖, over all components and steps
 

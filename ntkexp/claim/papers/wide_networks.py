@@ -487,8 +487,8 @@ def regression_gaps(
     networks: StackedNetworks,
     kernels: Mapping[str, Float[Tensor, "*network point train"]],
 ) -> dict[str, float]:
-    """Train networks f, and with them predictors f̂ under each fixed kernel. Return for
-    each kernel the relative distance (`gap`) between f and f̂."""
+    """Train networks f, and predictors f̂ with each fixed kernel. Return the relative
+    distance (`gap`) between f and f̂ for each kernel."""
     train = len(training.targets)
     with torch.no_grad():
         start = networks.outputs(training.inputs)
