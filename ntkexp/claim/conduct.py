@@ -226,7 +226,7 @@ class PlannedLook:
         return sum_timings([*runs, *(job.timings for job in self.trials)])
 
     def shares_all(self, other: PlannedLook) -> bool:
-        """Return whether both looks (statistical tests) use the same runs and trials."""
+        """Return whether both looks (tests) use the same runs and trials."""
         mine = [(name, id(plan)) for name, plan in self.plans.items()]
         theirs = [(name, id(plan)) for name, plan in other.plans.items()]
         return mine == theirs and self.trials == other.trials

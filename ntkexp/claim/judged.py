@@ -105,7 +105,8 @@ class AbstractPicture(Component, ABC):
     """
 
     has_judged_rows_only: ClassVar[bool] = False
-    """True if the picture shows only rows that rules judge. These rows are published."""
+    """True if the picture shows only rows that rules judge, and that are therefore
+    published."""
 
     published: str = ""
     numbers: tuple[PublishedNumber, ...] = ()

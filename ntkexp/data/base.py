@@ -2,9 +2,9 @@
 queries and test examples.
 
 A source returns examples, and `split` cuts three disjoint splits from them: `train`,
-`query` and `test`. The seed of the source determines the order of the examples and the
-noise, by separate random streams. Inputs and real targets are standardised with the
-statistics of the training split:
+`query` and `test`. The seed determines the random examples, their order and the noise,
+by separate random streams. Inputs and real targets are standardised with the statistics
+of the training split:
 
     x ← (x − mean) / deviation,    deviation² = mean (x − mean)²
 
@@ -156,9 +156,9 @@ def add_label_noise(
 ) -> Tensor:
     """Add noise to training targets.
 
-    For class labels, replace exactly the given share (rounded) by other classes, with
-    equal probabilities. For real targets, add Gaussian noise. Its standard deviation is
-    `share` times that of the targets.
+    For class labels, replace the given share of the labels (a rounded number) by other
+    classes, with equal probabilities. For real targets, add Gaussian noise. Its standard
+    deviation is `share` times the standard deviation of the targets.
 
     >>> clean = torch.zeros(10, dtype=torch.int64)
     >>> add_label_noise(clean, 3, 0.2, torch.Generator().manual_seed(0)).count_nonzero().item()
@@ -296,7 +296,7 @@ class Examples:
 @dataclass(frozen=True)
 class Split:
     """One split of the data. `shown` are the inputs before standardisation, and
-    `inputs` those after it."""
+    `inputs` are the standardised inputs."""
 
     shown: Float[Tensor, "example *shape"]
     inputs: Float[Tensor, "example *shape"]
@@ -321,8 +321,8 @@ class Data:
 
 
 class AbstractSource(Component):
-    """A source of examples, and the sizes of the splits. If `test` is None,
-    it contains all other examples."""
+    """A source of examples, and the sizes of the splits. If the size `test` is None,
+    the test split contains all other examples."""
 
     train: Count = 128
     query: CountOrNone = 128
@@ -346,9 +346,9 @@ class AbstractSource(Component):
         """Shuffle the examples, cut the splits, add noise to training targets,
         and standardise.
 
-        A seed of the source has precedence over `seed`. The result has the same bits
-        for every number of threads, because kernel files
-        identify their data by a digest."""
+        A seed of the source has precedence over `seed`. Kernel files identify their data
+        by a digest. So the result must have the same bits on every machine, and is
+        computed by one thread."""
         seed = seed if self.seed is None else self.seed
         with one_thread():
             examples = self.examples(examples_stream(seed))
@@ -370,8 +370,8 @@ class AbstractSource(Component):
 
     @final
     def split_indices(self, examples: Examples, seed: int) -> tuple[Tensor, ...]:
-        """Return the indices of the three splits in random order. Every phase gets an
-        equal part of each split."""
+        """Return the indices of the three splits, in random order unless the examples are
+        `as_given`. Every phase gets an equal part of each split."""
         groups = phase_positions(
             examples.phase, len(examples.phases), len(examples.inputs)
         )

@@ -189,10 +189,10 @@ class RisingSteps(AbstractTrial):
                      outside the training set
         steps        the number of such steps, of those measured
 
-    Every `every`-th step is measured, from the first rising step on. Shares change slowly
-    during training, so steps are only compared within windows of `window` steps. In
-    each window with steps of both kinds, the shares of each kind are averaged.
-    `top_share` is the mean of these averages, or NaN if there is no such window.
+    Every `every`-th step is measured, from the first rising step on. Training changes
+    slowly, so steps are only compared within windows of `window` steps. In each window
+    with steps of both kinds, the shares of each kind are averaged. `top_share` is the
+    mean of these averages, or NaN if there is no such window.
 
     E. Rosenfeld & A. Risteski, "Outliers with opposing signals have an outsized effect
     on neural network optimization" (2023), arXiv:2311.04163."""

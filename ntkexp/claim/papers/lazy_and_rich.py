@@ -76,8 +76,8 @@ class ScaledDescent:
         θ ← θ − η/(α M) Σᵢ ∇g(θ; xᵢ) ℓ′ᵢ,    ℓ′ᵢ = f(xᵢ) − yᵢ,    η = fraction · 2M/λ_max
 
     M is the number of examples, and λ_max is the largest eigenvalue of the tangent
-    kernel of g at the examples. λ_max is recomputed every few steps, because it grows in
-    rich training. A step changes f by −η/M Σᵢ K̄(x, xᵢ) ℓ′ᵢ, where K̄ is the secant
+    kernel of g at the examples. λ_max grows in rich training, so it is recomputed every
+    few steps. A step changes f by −η/M Σᵢ K̄(x, xᵢ) ℓ′ᵢ, where K̄ is the secant
     kernel of g. A stable η therefore does not depend on α. If a step would change the
     weights by more than the fraction `stride` of their norm, η is reduced."""
 
