@@ -157,8 +157,8 @@ def add_label_noise(
     """Add noise to training targets.
 
     For class labels, replace the given share of the labels (a rounded number) by other
-    classes, with equal probabilities. For real targets, add Gaussian noise. Its standard
-    deviation is `share` times the standard deviation of the targets.
+    classes, with equal probabilities. For real targets, add Gaussian noise. Its
+    standard deviation is `share` times the standard deviation of the targets.
 
     >>> clean = torch.zeros(10, dtype=torch.int64)
     >>> add_label_noise(clean, 3, 0.2, torch.Generator().manual_seed(0)).count_nonzero().item()
@@ -346,9 +346,9 @@ class AbstractSource(Component):
         """Shuffle the examples, cut the splits, add noise to training targets,
         and standardise.
 
-        A seed of the source has precedence over `seed`. Kernel files identify their data
-        by a digest. So the result must have the same bits on every machine, and is
-        computed by one thread."""
+        A seed of the source has precedence over `seed`. Kernel files identify data by a
+        digest, so the result must not depend on the number of threads, not even in the
+        last bit."""
         seed = seed if self.seed is None else self.seed
         with one_thread():
             examples = self.examples(examples_stream(seed))
@@ -370,8 +370,8 @@ class AbstractSource(Component):
 
     @final
     def split_indices(self, examples: Examples, seed: int) -> tuple[Tensor, ...]:
-        """Return the indices of the three splits, in random order unless the examples are
-        `as_given`. Every phase gets an equal part of each split."""
+        """Return the indices of the three splits. Their order is random, unless the
+        examples are `as_given`. Every phase gets an equal part of each split."""
         groups = phase_positions(
             examples.phase, len(examples.phases), len(examples.inputs)
         )

@@ -103,7 +103,7 @@ class Text(AbstractTokens):
     Tokens and classes are the bytes that occur in the file, in ascending order. Other
     bytes would only enlarge kernels, whose size grows with the square of the number of
     classes. An example is a window of `context` bytes and the next byte. Windows do not
-    overlap, so that no split contains the answers of another split. Repeated windows are
+    overlap, so that no split contains the answers of another split. Equal windows are
     used only once. The default splits are small, because there are many classes."""
 
     train: Count = 32
