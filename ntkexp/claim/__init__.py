@@ -11,7 +11,7 @@ look                             a look, and the three looks that decide a claim
 judge, simulation                the verdict on each look; the judge's error rates on invented data
 judged, rule_picture             a judged claim, and the base class of pictures; pictures of rules
 claim, picture                   the claim; the default picture, and figures in the axes of papers
-papers, read                     trials, quantities and pictures of single papers; read claims from YAML
+papers, read                     components for single papers; read claims from YAML
 conduct                          run a claim and write its verdict
-publication, publish             read and write the files of published claims; publish and check verdicts
+publication, publish             files of published claims; publish and check verdicts
 """

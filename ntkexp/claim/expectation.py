@@ -202,7 +202,8 @@ class Identity(AbstractExpectation):
     [0, 2]
 
     An error of NaN counts as above its bound. An infinite bound, such as the bound of a
-    singular kernel, excludes nothing. So errors with such a bound count as above it.
+    singular kernel, excludes no error. A row with an infinite bound therefore counts as
+    above the bound, too.
 
     >>> Identity().evidence(errors.assign(bound=math.inf)).beyond
     2

@@ -33,7 +33,7 @@ of its statistical tests (looks).
    the main look is undecided. A claim is supported, refuted or below minimum if the main and the
    second look agree (`records.claim.pair_verdict`).
 
-4. All claims. `ntkexp.report.claims.holm_rejections` applies Holm's correction to their p.
+4. All claims. `ntkexp.report.claims.holm_rejections` applies Holm's correction to the p of claims.
 """
 
 from __future__ import annotations
@@ -70,8 +70,7 @@ REFUSALS: tuple[Word, ...] = ("refuted", "below minimum")
 DIRECTION_ONLY = "direction significant, size below the stated minimum"
 UNARGUED = "nobody argued for the margin"
 FAR_FROM_NULL = 10.0
-"""The factor in `far_from_null`, beyond which the control's interval is far from its
-null value."""
+"""The factor in the condition of `far_from_null`."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +79,8 @@ class Finding:
     the estimate and interval that led to it.
 
     Attributes:
-        more: For `undecided`, the number of further seeds that would probably decide.
+        more: For `undecided`, the number of further seeds after which the look would
+            probably be decided.
         part: The index of the deciding part of a look. `figure`, `low`,
             `high` and `p` belong to this part.
         missing: The number of rows without a number.

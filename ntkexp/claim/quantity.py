@@ -84,9 +84,8 @@ class AbstractQuantity(Component, ABC):
     """A function from the measurements to a table of numbers."""
 
     role: ClassVar[str] = "ntkexp.claim.quantity"
-    """The name that replaces the module in the digest of a class of
-    `ntkexp.claim.papers`. So the class can move to another file without changing
-    digests."""
+    """The module name that digests contain for classes of `ntkexp.claim.papers`. The
+    name stays the same if a class moves to another file."""
 
     @abstractmethod
     def of(self, measured: Measured) -> pd.DataFrame:
@@ -131,7 +130,7 @@ def column_numbers(measured: Measured, name: str) -> pd.Series[float]:
 
 
 def stacked(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
-    """Stack tables, with their names in the column `quantity`.
+    """Stack tables. The column `quantity` holds the name of the table of each row.
 
     If a quantity is NaN in all rows of a sweep, omit these rows.
     """

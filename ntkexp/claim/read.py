@@ -488,7 +488,7 @@ def read_margins(
 
 
 def planned_sizes(given: object, seeds: int) -> tuple[int, ...]:
-    """Read the numbers of seeds of the stages. Raise unless they increase,
+    """Read the numbers of seeds of the stages. Raise unless these numbers increase,
     from at least 2 to `seeds`.
 
     >>> planned_sizes([6, 24], 24)

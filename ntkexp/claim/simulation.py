@@ -349,9 +349,9 @@ def try_design(
     In the main look, the true values of one part or of all parts lie at the edge of the
     expected range. Then `supported`, `refuted` and `below minimum` are errors.
 
-    In a pair, more cases are simulated. If one look lies inside its range and the
-    second look at its edge, `supported` is an error. If either look lies outside its
-    range and the other at its edge, a rejection is an error. If the design has a
+    In a pair, more cases are simulated. If the main look lies inside its range, and the
+    second look at its edge, `supported` is an error. If one look lies outside its
+    range, and the other look at its edge, a rejection is an error. If the design has a
     minimal effect, both looks are also simulated without any effect. Then `below
     minimum` is an error, because the effect has no direction."""
     generator = np.random.default_rng(seed)

@@ -32,9 +32,8 @@ class AbstractTrial(Component, ABC):
     """A measurement whose only source of randomness is a seed."""
 
     role: ClassVar[str] = "ntkexp.claim.trial"
-    """The name that replaces the module in the digest of a class of
-    `ntkexp.claim.papers`. So the class can move to another file without changing
-    digests."""
+    """The module name that digests contain for classes of `ntkexp.claim.papers`. The
+    name stays the same if a class moves to another file."""
 
     @abstractmethod
     def rows(self, seed: int) -> Rows:

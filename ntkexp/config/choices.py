@@ -258,8 +258,8 @@ def complete(words: Sequence[str], unfinished: str, choices: Choices) -> list[st
     else:
         keys = [word for word in (*chosen, *known) if word.startswith(key)]
         completions = [f"{word}=" for word in keys]
-        # if only one key matches, offer values too,
-        # else the shell would append a blank after '='
+        # If only one key matches, offer values too. The shell would append a blank to a
+        # single completion.
         if len(keys) == 1:
             options = values(keys[0], "", chosen, known, choices)
             completions += [f"{keys[0]}={option}" for option in options]

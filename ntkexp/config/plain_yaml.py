@@ -2,7 +2,7 @@
 and write YAML.
 
 Other tags, such as sets or bytes, raise a YAML error with the line. Dates are read as
-text, because Hydra, which reads the same files, does so too.
+text, as in Hydra, which reads the same files.
 
 >>> parsed("a: [1, 2020-13-45]")
 {'a': [1, '2020-13-45']}

@@ -207,11 +207,10 @@ def find_leak(
     train: tuple[Float[Tensor, "example *shape"], Int[Tensor, " example"]],
     evaluated: tuple[Float[Tensor, "other *shape"], Int[Tensor, " other"]],
 ) -> tuple[int, int] | None:
-    """Find a training example of one phase that is evaluated in another phase without
-    being a training example there. Return both phases.
+    """Find a training example of one phase that is evaluated in another phase. Return
+    both phases, or None if there is no such example.
 
     `train` and `evaluated` contain examples and their phases.
-    Return None if there is no such example.
 
     >>> rows, phase = torch.tensor([[1.0], [2.0]]), torch.tensor([0, 1])
     >>> find_leak((rows, phase), (torch.tensor([[2.0]]), torch.tensor([0])))
@@ -452,8 +451,7 @@ def one_thread() -> Iterator[None]:
 
 
 def refuse_leaks(train: Split, other_splits: Sequence[Split]) -> None:
-    """Raise if a training example of one phase is evaluated in another phase without
-    being a training example there."""
+    """Raise if a training example of one phase is evaluated in another phase."""
     if train.phase is None:
         return
     for split in other_splits:
@@ -469,7 +467,7 @@ def refuse_leaks(train: Split, other_splits: Sequence[Split]) -> None:
 
 
 def refuse_constant(train: Split) -> None:
-    """Raise if all training targets of a phase are equal."""
+    """Raise if the training targets of a phase, or of one output in it, are equal."""
     phases = 1 if train.phase is None else int(train.phase.max()) + 1
     for number, group in enumerate(
         phase_positions(train.phase, phases, len(train.target))

@@ -147,8 +147,8 @@ class Experiment(Component):
 
     @model_validator(mode="after")
     def refuse_unusable_diagnostics(self) -> Self:
-        """Raise if two diagnostics have the same name, or if one needs kernels or steps
-        and there are none."""
+        """Raise if two diagnostics have the same name, or if a diagnostic needs kernels
+        or steps that the run does not have."""
         names = [diagnostic.option for diagnostic in self.diagnostics]
         for diagnostic in self.diagnostics:
             name = diagnostic.option

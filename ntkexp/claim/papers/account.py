@@ -187,7 +187,7 @@ class RisingSteps(AbstractTrial):
         top_share    Σ|Δ𝒮(x, xᵢ)| over the tenth of the examples with the largest |Δ𝒮| / Σ|Δ𝒮| over
                      all examples, where Δ𝒮 is the contribution of one step; mean over points x
                      outside the training set
-        steps        the number of such steps, of those measured
+        steps        the number of measured steps of this kind
 
     Every `every`-th step is measured, from the first rising step on. Training changes
     slowly, so steps are only compared within windows of `window` steps. In each window

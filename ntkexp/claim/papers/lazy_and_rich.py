@@ -1,6 +1,6 @@
 """Lazy and rich training, controlled by the scale α of the outputs.
 
-AfterKernel         compare a network with regression with its kernel after training
+AfterKernel         compare a network and the regressions with its kernels
 SilentAlignment     test if the kernel aligns with the targets before the loss falls
 LateGeneralising    measure when a classifier generalises (grokking)
 """
@@ -203,8 +203,8 @@ class ScaledNetwork:
 
 
 class AfterKernel(AbstractTrial):
-    """A trained network compared with regression with its kernels before
-    and after training.
+    """A trained network, compared with two kernel regressions: with the tangent kernel
+    before and after training.
 
     For each width in `widths` and each number of examples in `trains`, a network learns
     two classes, y = ±1. There are three predictors:

@@ -375,7 +375,7 @@ def score(
 #
 #     effect           the leave-out effect: each batch's gradient without i is exact, and
 #                      everything after this change is linearised
-#     one_step         the same, but each optimizer step without i is exact too
+#     one_step         as `effect`, but each optimizer step without i is exact too
 #     contributions    −𝒮(x, xᵢ) by secants
 #     tracin           Σ_s η_s w K_s(x, xᵢ) ℓ′ᵢ(s), contributions at first order in η;
 #                      w is the weight of the example in the batch mean

@@ -523,7 +523,8 @@ class EnsembleBesideProcesses(AbstractTrial):
 
         mean         the rms difference between the means of ensemble and process, in standard
                      errors; 1 if they are equal
-        deviation    the standard deviation of the ensemble / that of the process; 1 if equal
+        deviation    standard deviation of the ensemble / standard deviation of the process; 1 if
+                     they are equal
     """
 
     words: tuple[str, ...]
