@@ -125,8 +125,8 @@ class TrialJob(AbstractJob):
     """A job that measures one seed of a trial."""
 
     loads = ("torch._dynamo", "ntkexp.limit.fused.run")
-    """Modules that workers import in advance. Otherwise, the first torch optimizer and
-    numba would be imported in every job, which takes 2 s per seed."""
+    """Modules that workers import in advance: numba, and modules that the first torch
+    optimizer needs. Otherwise every job would import them, which takes 2 s per seed."""
 
     fields: dict[str, Any]
     seed: int

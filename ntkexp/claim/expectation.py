@@ -236,8 +236,8 @@ class Identity(AbstractExpectation):
         )
 
 
-# --- Averages: one figure per seed, averaged over seeds,
-# on a linear or a logarithmic scale.
+# --- Averages: one figure per seed, averaged over seeds, on a linear or a logarithmic
+# scale. The expected range is:
 #
 # linear   value ± margin                log   value/(1 + margin) … value·(1 + margin)
 

@@ -486,5 +486,5 @@ def note_missed_null(control: Finding, look: Look, main: Look) -> Finding:
     if null is None or control.low <= null <= control.high:
         return control
     if isinstance(look.expectation[control.part], Identity):
-        return control  # an identity has no null value: it fails at any larger error
+        return control  # an identity is false at any larger error, not only at the null
     return control.noting(control.note, f"the interval misses the null, {short(null)}")

@@ -477,10 +477,9 @@ def check(
 ) -> list[str]:
     """Judge published tables again, and return the names of the claims.
 
-    Raise at the first disagreement. The folder must hold exactly the claims `names`. By
-    default, these are all claims of the same registers whose latest version was judged.
-    With `draws=False`, skip the check of the described random draws,
-    which composes every run."""
+    Raise at the first disagreement. The folder must hold exactly the claims `names`, or
+    the claims that `required_claims` returns if there are no `names`. The check of the
+    described random draws composes every run. With `draws=False`, skip it."""
     builder = composer.builder
     digests = read_digests(folder)
     rows = parse_verdicts(
@@ -537,7 +536,7 @@ def required_claims(
     """Return the claims that a publication must hold.
 
     These are `names`, if there are any. Otherwise they are all claims whose latest
-    version was judged at default size, and whose register is that of a claim in
+    version was judged at default size, and that are in the same register as a claim in
     `published`."""
     if names:
         return sorted({*names})

@@ -103,7 +103,7 @@ def has_colours() -> bool:
 
 
 def bold(text: str) -> str:
-    """Return a text in bold, without other control characters."""
+    """Return a text in bold if stdout has colours. Escape its control characters."""
     text = printable_lines(text)
     return typer.style(text, bold=True) if has_colours() else text
 

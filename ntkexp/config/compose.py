@@ -306,7 +306,7 @@ def completed(tree: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Composer:
-    """Composes many experiments. It caches the merged options,
+    """A composer of many experiments. It caches the merged options,
     because merging is slow."""
 
     builder: Builder
@@ -421,7 +421,7 @@ def follow_references(
 
 
 class ReadsEnvironment(Mistake):
-    """Raised if a configuration contains ${oc.env:…}, but no code is trusted."""
+    """The error if a configuration contains ${oc.env:…}, but no code is trusted."""
 
 
 environment_is_read: ContextVar[bool] = ContextVar("environment_is_read", default=False)

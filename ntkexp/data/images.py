@@ -188,7 +188,7 @@ def read_records(path: Path) -> UInt8[np.ndarray, "example 1+3*32*32"]:
 
 
 class Forbidden(pickle.UnpicklingError):
-    """Raised if a pickle names a class or function that an array
+    """The error if a pickle names a class or function that an array
     of bytes does not need."""
 
 

@@ -58,7 +58,7 @@ class Experiment(Component):
     checkpoint_seconds: float = Field(30.0, ge=0)
 
     def draw(self) -> Data:
-        """Draw the data from the seed. Raise if they exceed the memory limit
+        """Draw the data from the seed. Raise if the data exceed the memory limit
         of the host."""
         # the limit of the host's memory, not of the device's memory
         host = MemoryBudget.of_gb(self.memory_gb or DEFAULT_MEMORY_GB)

@@ -153,8 +153,8 @@ class ParentRun:
 
 
 def run_in(path: Path) -> Path | None:
-    """Return the path of a run folder, or the only run in a folder of outputs.
-    Return None if there is no such run."""
+    """Return `path` if it is a run folder. If it is a folder of outputs with a single
+    run, return the folder of this run. Otherwise, return None."""
     if is_run_folder(path):
         return path
     runs = [folder for folder in path.glob("runs/*") if is_run_folder(folder)]

@@ -3,11 +3,11 @@ from a command line.
 
 The values of an axis are written as:
 
-    in YAML                    [64, 128]    {from: 32, to: 1024, count: 6, scale: log}
-    in YAML or on a            64,128,256
-    command line               0..4             all integers from 0 to 4
-                               0..1.0:5         5 values with equal steps
-                               32..1024:6:log   6 values with equal ratios
+    only in YAML    [64, 128]    {from: 32, to: 1024, count: 6, scale: log}
+    in both         64,128,256
+    in both         0..4             all integers from 0 to 4
+    in both         0..1.0:5         5 values with equal steps
+    in both         32..1024:6:log   6 values with equal ratios
 
 A range between two integers contains only integers. Write 1.0..64:9 for fractions.
 

@@ -253,7 +253,7 @@ class RunJob(AbstractJob):
 
 
 class Relay(AbstractProgress):
-    """Sends the progress of a run as events to the command."""
+    """A progress display that sends the progress of a run as events to the command."""
 
     def __init__(self, name: str, report_event: ReportEvent) -> None:
         self.name = name
@@ -290,7 +290,7 @@ UNFINISHED = {"stopped", "killed", "broken", "failed"}
 
 @dataclass
 class Conductor:
-    """Executes a sweep on an engine."""
+    """The execution of a sweep on an engine."""
 
     plan: Plan
     engine: AbstractEngine

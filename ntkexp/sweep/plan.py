@@ -240,8 +240,8 @@ class RunCost:
 
 @dataclass
 class Estimator:
-    """Estimates the costs of runs. A survey (a forward pass) finds the shapes in a run.
-    Runs that differ only in seed, scale or step size share a survey."""
+    """An estimator of the costs of runs. A survey (a forward pass) finds the shapes in
+    a run. Runs that differ only in seed, scale or step size share a survey."""
 
     known: dict[str, RunCost] = field(default_factory=dict)
 

@@ -146,7 +146,7 @@ class AbstractEnsembles(AbstractTrial):
 
 
 train_all_layers = partial(EnsembleTraining, divisor=1.0, readout=False)
-"""Full-batch training on the sum of squared errors."""
+"""Full-batch training of all layers on Σ ½(f − y)²."""
 
 
 class FirstOutputs(AbstractEnsembles):
