@@ -180,7 +180,7 @@ def add_label_noise(
 
 def share(count: int, number: int, phases: int) -> int:
     """Return the number of examples or steps in phase `number`, if `phases` phases
-    share `count` equally. The first phases get the remainder.
+    share `count` equally. If there is a remainder, the first phases get one more.
 
     >>> [share(128, number, 3) for number in range(3)]
     [43, 43, 42]
@@ -252,11 +252,11 @@ class Examples:
     """If positive, inputs are tokens below this number,
     which `part` encodes as one-hot vectors."""
     as_given: bool = False
-    """Keep the order of the examples and the unit of the targets."""
+    """If True, examples keep their order, and targets their unit. No noise is added."""
     phases: tuple[str, ...] = ()
     """Names of the phases; empty if there are none."""
     phase: Int[Tensor, " example"] | None = None
-    """The phase of each example, in ascending order."""
+    """The number of the phase of each example. Examples are sorted by this number."""
     phase_classes: tuple[tuple[str, ...], ...] = ()
     """Class names in each phase, if phases share the outputs."""
 
