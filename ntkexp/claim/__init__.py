@@ -1,18 +1,17 @@
-"""Preregistered tests of claims from papers. Each claim is judged together with a
-control.
+"""Preregistered tests of claims from papers, with controls.
 
-A claim is judged by three *looks*: a main test, a control, and a replication. A look is
-one statistical test. It consists of runs or a trial, seeds, a measured quantity, and
-the expected range of this quantity.
+A *look* is one statistical test. It consists of runs or a trial, seeds, a measured
+quantity, and the expected range of this quantity. A claim is judged by a main look, a
+second look (a replication), and mostly a control.
 
 Each module imports only from the modules listed before it:
 
 trial, expectation, quantity     the parts of a look
 look                             a look, and the three looks that decide a claim
 judge, simulation                the verdict on each look; the judge's error rates on invented data
-judged, rule_picture             a judged claim, and the base of pictures; pictures of rules
+judged, rule_picture             a judged claim, and the base class of pictures; pictures of rules
 claim, picture                   the claim; the default picture, and figures in the axes of papers
-papers, read                     trials and pictures of single papers; claims from YAML
+papers, read                     components for single papers; read claims from YAML
 conduct                          run a claim and write its verdict
-publication, publish             the files of published claims; publish and check verdicts
+publication, publish             files of published claims; publish and check verdicts
 """

@@ -98,7 +98,7 @@ class Claim:
 
 
 def differing(fields: Mapping[str, Any], others: Any) -> dict[str, Any]:
-    """Return the entries of `fields` that differ from `others` or are missing there.
+    """Return the entries of `fields` that `others` lacks, or that differ there.
 
     Nested mappings are compared entry by entry.
 

@@ -111,8 +111,8 @@ def circumstances() -> dict[str, Json]:
     }
 
 
-# --- One seed of a trial as a job of a worker. Its rows are written to a file with a
-# checksum. If the checksum is right, the job is not run again.
+# --- Jobs of workers. A job measures one seed of a trial, and writes the rows to a file
+# with a checksum. If the checksum is right, the job is not run again.
 #
 #     trials/<name>-<digest>-s<seed>.json      {"trial": …, "seed": …, "rows": [{…}, …], "seal": …}
 #
@@ -125,8 +125,8 @@ class TrialJob(AbstractJob):
     """A job that measures one seed of a trial."""
 
     loads = ("torch._dynamo", "ntkexp.limit.fused.run")
-    """Modules that workers import in advance. Otherwise, the first torch optimizer and
-    numba would be imported in every job, which takes 2 s per seed."""
+    """Modules that workers import in advance: numba, and modules that the first torch
+    optimizer needs. Otherwise every job would import them, which takes 2 s per seed."""
 
     fields: dict[str, Any]
     seed: int
@@ -226,7 +226,7 @@ class PlannedLook:
         return sum_timings([*runs, *(job.timings for job in self.trials)])
 
     def shares_all(self, other: PlannedLook) -> bool:
-        """Return whether two statistical tests (looks) use the same runs and trials."""
+        """Return whether both looks (tests) use the same runs and trials."""
         mine = [(name, id(plan)) for name, plan in self.plans.items()]
         theirs = [(name, id(plan)) for name, plan in other.plans.items()]
         return mine == theirs and self.trials == other.trials
@@ -243,7 +243,7 @@ class PlannedClaim:
 
     @cached_property
     def whole(self) -> Plan:
-        """The runs of all statistical tests (looks), merged to one sweep."""
+        """The runs of all statistical tests (looks), merged into one sweep."""
         name = self.claim.name
         everything = Definition(name, {}, (), (), (), (name,), self.options)
         plans = [plan for look in self.looks.values() for plan in look.plans.values()]
@@ -479,8 +479,8 @@ def measure(planned: PlannedLook, statuses: Mapping[str, RunStatus]) -> Measured
         # axis.
         frames.append(frame.loc[:, ~frame.columns.duplicated()])
 
-    # Build one frame from the rows of all seeds. Separate frames could have columns
-    # without finite numbers, which would not be numeric.
+    # Build one frame from the rows of all seeds. In a frame of one seed, a column
+    # without any finite number would not be numeric.
     rows = list[dict[str, Any]]()
     for job in planned.trials:
         if not job.rows:

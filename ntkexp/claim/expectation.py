@@ -67,8 +67,8 @@ class Interval:
 
 @dataclass(frozen=True)
 class Errors:
-    """Errors compared with their bounds. Also the range over seeds of
-    each seed's largest error."""
+    """The number of errors above their bounds, and the range of the seeds' largest
+    errors."""
 
     beyond: int  # number of rows whose error exceeds its bound
     rows: int
@@ -77,7 +77,7 @@ class Errors:
 
 
 class AbstractExpectation(Component, ABC):
-    """A rule for the measured figures that support a claim.
+    """A rule that the measured figures satisfy if the claim is true.
 
     `where` selects rows by the values of their columns. `each` names columns. The rule
     must hold separately for every combination of values of these columns, so that
@@ -125,7 +125,7 @@ class AbstractExpectation(Component, ABC):
         """Return whether a figure lies strictly inside the expected range."""
 
     def scaled(self, value: float) -> float:
-        """Return a number of the configuration on the scale of the expected range."""
+        """Convert a number from the claim's file to the scale of the expected range."""
         return value
 
     @property
@@ -192,17 +192,18 @@ def find_column(table: pd.DataFrame, key: str, field: str) -> pd.Series[Any]:
 class Identity(AbstractExpectation):
     """Identity: every error lies below its bound.
 
-    The bound is `tolerance`, or the rounding error in the table's column `bound` if
-    there is one. A single row above its bound refutes the identity. The interval
-    reaches from the largest error of the best seed to the largest error of the worst
-    seed.
+    If the table has a column `bound`, the bound of a row is the rounding error in this
+    column. Otherwise it is `tolerance`. A single row above its bound refutes the
+    identity. The interval reaches from the largest error of the best seed to the
+    largest error of the worst seed.
 
     >>> errors = pd.DataFrame({"seed": [0, 1], "value": [3e-15, 4e-15]})
     >>> [Identity().evidence(errors.assign(bound=bound)).beyond for bound in (1e-12, 1e-16)]
     [0, 2]
 
-    An error of NaN counts as above its bound. So does every error with an infinite
-    bound, for example of a singular kernel, because such a bound excludes nothing.
+    An error of NaN counts as above its bound. An infinite bound, such as the bound of a
+    singular kernel, excludes no error. A row with an infinite bound therefore counts as
+    above the bound, too.
 
     >>> Identity().evidence(errors.assign(bound=math.inf)).beyond
     2
@@ -235,8 +236,8 @@ class Identity(AbstractExpectation):
         )
 
 
-# --- Averages: one figure per seed, averaged over seeds,
-# on a linear or a logarithmic scale.
+# --- Averages: one figure per seed, averaged over seeds, on a linear or a logarithmic
+# scale. The expected range is:
 #
 # linear   value ± margin                log   value/(1 + margin) … value·(1 + margin)
 
@@ -247,9 +248,9 @@ AGGREGATIONS = {"mean": "mean", "least": "min", "largest": "max"}
 class AbstractAverage(AbstractExpectation):
     """A rule for a mean over seeds, with one figure per seed.
 
-    The figure of a seed is the mean, the least or the largest value of its rows. If
-    `within` gives the possible range of the figures, such as [0, 1] for shares, the
-    interval stays in this range.
+    `rows` says whether the figure of a seed is the mean, the least or the largest value
+    of its rows. If `within` gives the possible range of the figures, such as [0, 1] for
+    shares, the interval stays in this range.
 
     Censoring: a measurement that ended early may yield only a bound of its value. Its
     row then has a 1 in the column `censored`, and the bound as its value. The field
@@ -301,7 +302,7 @@ class AbstractAverage(AbstractExpectation):
         return self.expected.low < self.scaled(figure) < self.expected.high
 
     def scaled(self, value: float) -> float:
-        """Return a number of the configuration; for `scale: log`, its logarithm."""
+        """Return a number from the claim's file; for `scale: log`, its logarithm."""
         if not self.is_log:
             return value
         if value <= 0:
@@ -408,9 +409,9 @@ class Order(AbstractAverage):
     """Order: figures at one level of a column are larger than at another,
     by more than the margin.
 
-    The column `along` has the value `above` in the rows that are expected to be larger,
-    and `below` in the others. Both are compared seed by seed (a paired test). Equal
-    figures refute the order.
+    The rule expects larger figures in rows that have the value `above` in the column
+    `along` than in rows that have the value `below`. The two figures of each seed are
+    compared (a paired test). Equal figures refute the order.
 
         linear   above − below > margin        log   above/below > 1 + margin
 
@@ -463,7 +464,7 @@ class Order(AbstractAverage):
 
 class Slope(AbstractExpectation):
     """Slope: a figure is a power of the axis `along`,
-    with this exponent up to the margin.
+    with the exponent `value` up to the margin.
 
     With a `bound`, the exponent is at most (upper) or at least (lower) `value`. The
     exponent is fitted for each seed (`ntkexp.report.analysis.power_law`). If the
@@ -590,8 +591,8 @@ class Location(AbstractExpectation):
 
 
 def vertex(x: NDArray[np.float64], y: NDArray[np.float64]) -> float:
-    """Return the x of the vertex of the parabola through three points;
-    the middle one is highest.
+    """Return the x of the vertex of the parabola through three points. The middle point
+    must be the highest.
 
     >>> x = np.array([0.0, 1.0, 3.0])
     >>> round(vertex(x, 2 * x - x**2), 6)

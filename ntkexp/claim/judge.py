@@ -22,18 +22,18 @@ of its statistical tests (looks).
 
    supported      every part is supported; p = max p_k (an intersection needs no correction)
    refuted        a part is refuted with p_k ≤ 2.5 %/m (Bonferroni); p = m min p_k
-   below minimum  the same, if each such part is below its minimum
+   below minimum  as `refuted`, if every part with such a p_k is below its minimum
    undecided      otherwise
 
    The shown figure, interval and p belong to the part with this p_k.
 
 3. The looks. A look may be judged at several planned stages with growing numbers of seeds, until it
    is decided. The stages share an error probability of 5 % (`Look.level`), and p is multiplied by
-   5 %/level. If the control is supported, has no numbers or lies far from its null value, the main
-   look is undecided. A claim is supported, refuted or below minimum if both looks agree
-   (`records.claim.pair_verdict`).
+   5 %/level. If the control is supported, has rows without a number or lies far from its null value,
+   the main look is undecided. A claim is supported, refuted or below minimum if the main and the
+   second look agree (`records.claim.pair_verdict`).
 
-4. All claims. `ntkexp.report.claims.holm_rejections` applies Holm's correction to their p.
+4. All claims. `ntkexp.report.claims.holm_rejections` applies Holm's correction to the p of claims.
 """
 
 from __future__ import annotations
@@ -70,9 +70,7 @@ REFUSALS: tuple[Word, ...] = ("refuted", "below minimum")
 DIRECTION_ONLY = "direction significant, size below the stated minimum"
 UNARGUED = "nobody argued for the margin"
 FAR_FROM_NULL = 10.0
-"""A control is far from its null value if the distance from the null value to the
-control's interval is more than this multiple of the distance from the null value to the
-nearest edge of the expected range."""
+"""The factor in the condition of `far_from_null`."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +79,8 @@ class Finding:
     the estimate and interval that led to it.
 
     Attributes:
-        more: For `undecided`, the number of further seeds that would probably decide.
+        more: For `undecided`, the number of further seeds after which the look would
+            probably be decided.
         part: The index of the deciding part of a look. `figure`, `low`,
             `high` and `p` belong to this part.
         missing: The number of rows without a number.
@@ -100,7 +99,7 @@ class Finding:
     parts: tuple[Finding, ...] = ()
 
     def noting(self, *notes: str) -> Finding:
-        """Return the finding with other notes. Empty notes are omitted."""
+        """Return the finding with `notes` instead of its note. Omit empty notes."""
         return replace(self, note="; ".join(filter(None, notes)))
 
     def doubted(self, reason: str) -> Finding:
@@ -119,10 +118,10 @@ def judge_part(
     level: float = LEVEL,
     null: float | None = None,
 ) -> Finding:
-    """Judge the rows that one part (rule) of the expectation selects. If the part has
-    `each`, the rule must hold for every combination of the values of these columns.
-    `null` is the value that the null hypothesis assumes, for a claim that an effect has
-    at least a minimal size (`Look.direction_null`)."""
+    """Judge the rows that one part (rule) of the expectation selects.
+
+    If the part has `each`, the rule must hold for every combination of the values of
+    these columns. `null` is the part's null value (`Look.direction_null`)."""
     rows = select_rows(table, part.where)
     findings = {
         name: judge_rows(part, group, level, null)
@@ -183,17 +182,17 @@ def judge_rows(
 
 
 SAFE_SIDES = {"below": "upper", "above": "lower"}
-"""A censored value is known only as a bound. If the true value lies `below` the bound,
-an upper limit that holds with the bound also holds with the true value. If it lies
-`above`, the same is true of a lower limit."""
+"""The limits that stay valid if the true value replaces the bound of a censored value.
+If the true value lies `below` the bound, an upper limit stays valid. If the true value
+lies `above` the bound, a lower limit stays valid."""
 
 
 def weigh_censored(part: AbstractExpectation, finding: Finding, note: str) -> Finding:
     """Set the finding to `undecided` if it depends on censored values. Add the note.
 
     The finding used the bound of each censored value. If the true values lie below
-    their bounds, the true mean is at most this mean, so a supported upper limit holds
-    (and a lower limit in the opposite case). Every other
+    their bounds, the true mean is at most the mean of the finding. Then a supported
+    upper limit holds. In the opposite case, a supported lower limit holds. Every other
     verdict depends on the unknown values."""
     is_safe = (
         isinstance(part, Bound) and SAFE_SIDES.get(str(part.censored)) == part.side
@@ -284,10 +283,11 @@ def judge_errors(errors: Errors) -> Finding:
 def join_parts(findings: Sequence[Finding]) -> Finding:
     """Combine the findings on the m parts (rules) of a look.
 
-    All parts must hold. Return the finding of the deciding part: the refuted part with
-    the smallest p, else the first undecided part, else the supported part with the
-    largest p. Its number `more` of further seeds is the maximum over the undecided
-    parts, and its number `missing` of rows is the sum over all parts."""
+    All parts must hold. Return the finding of the deciding part. This is the
+    significantly refuted part with the smallest p. If no part is significantly refuted,
+    it is the first undecided part. If no part is undecided either, it is the supported
+    part with the largest p. Its `more` is the maximum over the undecided parts, or None
+    if one of them has none. Its `missing` is the sum over all parts."""
     missing = sum(finding.missing for finding in findings)
     parts = [
         replace(finding, part=part, missing=missing)
@@ -476,9 +476,8 @@ def note_missed_null(control: Finding, look: Look, main: Look) -> Finding:
     """If the interval of the control excludes its null value, add a note to the finding
     on the control.
 
-    The null value is stated by the main look for the control's deciding part
-    (`Look.nulls`). If the two looks have different numbers of parts, return the finding
-    unchanged.
+    The main look states the null value of the control's deciding part (`Look.nulls`).
+    If the two looks have different numbers of parts, return the finding unchanged.
     """
     nulls = main.nulls
     if len(nulls) != len(look.expectation) or math.isnan(control.low):
@@ -487,5 +486,5 @@ def note_missed_null(control: Finding, look: Look, main: Look) -> Finding:
     if null is None or control.low <= null <= control.high:
         return control
     if isinstance(look.expectation[control.part], Identity):
-        return control  # an identity has no null value: it fails at any larger error
+        return control  # an identity is false at any larger error, not only at the null
     return control.noting(control.note, f"the interval misses the null, {short(null)}")

@@ -1,5 +1,5 @@
-"""The data of a judged claim from which its picture is drawn,
-and the base class of pictures."""
+"""A judged claim with its tables, from which its picture is drawn; the base class of
+pictures."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class JudgedClaim:
         """Return the rows of a look's judged table that have numbers in all
         of these columns.
 
-        The judged table has a row for each judged number, so rows of measurements may
-        be repeated. The result contains each of them once."""
+        The judged table has a row for each judged number, so it may repeat a row of
+        measurements. The result contains each row of measurements once."""
         table = self.tables[look]
         for name in columns:
             find_column(table, name, "picture")
@@ -54,9 +54,9 @@ class JudgedClaim:
 class PublishedNumber(Component):
     """A number from a paper. It is shown next to the measurement of the same number.
 
-    `what` describes the number and its data. The measurement is the mean over seeds of
-    the rows that `where` selects. If `within` gives the possible range of the number,
-    such as [0, 1] for shares, the interval stays in this range.
+    `what` describes the number and its data. `where` selects rows, and the measurement
+    is the mean over seeds of these rows. If `within` gives the possible range of the
+    number, such as [0, 1] for shares, the interval stays in this range.
 
     numbers: [{what: "f(10) after a step", value: 35.6, where: {quantity: after,
     x: 10}}]
@@ -105,7 +105,8 @@ class AbstractPicture(Component, ABC):
     """
 
     has_judged_rows_only: ClassVar[bool] = False
-    """True if the picture shows only rows that rules judge, which are published."""
+    """True if the picture shows only rows that rules judge, and that are therefore
+    published."""
 
     published: str = ""
     numbers: tuple[PublishedNumber, ...] = ()

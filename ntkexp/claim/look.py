@@ -46,9 +46,10 @@ class Look:
         expectation: The rules for the quantity, which must all hold.
             A rule is also called a part.
         nulls: For each rule, the figure to be expected if the claim is false.
+            Empty if the claim's file gives none.
         margins: For each rule, the reason of its margin as {origin: reason}, or {}
-            without a reason. Empty if the claim's file gives no reasons. `fields`
-            omits the reasons, because they do not change the measurement.
+            without a reason. Empty if the claim's file gives no reasons. `Claim.fields`
+            contains the reasons, and the `fields` of the look do not.
         planned: Numbers of seeds, one per stage. The look is judged at each stage until
             it is decided. If empty, it is judged once, with all seeds.
         stage: The index of the current number in `planned`.
@@ -116,13 +117,13 @@ class Look:
         return self if last or verdict != "undecided" else self.at(self.stage + 1)
 
     def direction_null(self, part: int) -> float | None:
-        """Return the null value of a part whose margin is a minimal effect,
-        on the part's scale.
+        """Return the null value of a part on the part's scale, or None.
 
-        An interval that excludes this value shows the direction of an effect, even if
-        the effect is smaller than the margin. Return None if the margin is a number in
-        the paper, because a smaller effect then refutes the paper. Return None also for
-        rules without a direction."""
+        If an interval excludes this value, it shows the direction of an effect, even
+        if the effect is smaller than the margin. But if the margin is a number in the
+        paper, a smaller effect refutes the paper. Then return None. Return None also
+        for rules without a direction, and for a null value without a logarithm if
+        the part needs one."""
         rule = self.expectation[part]
         origins = self.margins[part] if self.margins else {}
         null = self.nulls[part] if self.nulls else rule.null
@@ -192,7 +193,7 @@ class Protocol:
         return {MAIN: self.main, CONTROL: self.control, SECOND: self.second}
 
 
-# For each current name of a component: the name that it had when claims were
+# Current names (as patterns) → the names that settings and columns had when claims were
 # registered. Digests are computed with the old names.
 REGISTERED_NAMES = {
     r"\bpath\.queries\b": "path.probes",

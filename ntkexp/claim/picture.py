@@ -35,8 +35,8 @@ class JudgedRows(AbstractPicture):
     """The judged rows with the expected range: blue for the main look,
     orange for the second.
 
-    This is the default picture. The first three parts of the expectation each have
-    their own axes, and the deciding part comes first."""
+    This is the default picture. It shows up to three parts of the expectation, each
+    with its own axes. The deciding part comes first."""
 
     has_judged_rows_only = True
 
@@ -81,8 +81,8 @@ class JudgedRows(AbstractPicture):
 
 
 def pairs_of_parts(judged: JudgedClaim) -> list[tuple[AbstractExpectation, ...]]:
-    """Return the parts (rules) to draw, each as a pair: from the second look, and from
-    the main look. The deciding part comes first."""
+    """Return the parts (rules) to draw. Each is a pair: the rule of the second look and
+    the rule of the main look. The deciding part comes first."""
     pairs = zip(
         *(judged.looks[name].expectation for name in (SECOND, MAIN)), strict=False
     )
@@ -113,7 +113,7 @@ def drawable_groups(
 
 
 GUIDES = {"1/√n": (-0.5, "--"), "1/n": (-1.0, ":")}
-"""Guide lines: label → (power of the width, line style)."""
+"""Guide lines, as label → (power of the width, line style)."""
 
 HEADROOM = 1.15
 """The error axis ends at this multiple of the highest mean.
@@ -314,8 +314,8 @@ def draw_scalar_step(
     kernels: Sequence[tuple[str, pd.Series[float]]],
     answer: str,
 ) -> Figure:
-    """Draw a scalar function before and after a step on one observation,
-    and its kernels.
+    """Draw a scalar function before and after a step on one observation, and kernels
+    of this function.
 
     The rows have the columns `x`, `before` and `after`. `observation` is the pair (x′,
     y′). `kernels` lists names and curves k(x, x′)/k(x′, x′) over the same x."""

@@ -1,10 +1,11 @@
 """Read and write the folder of published claims: tables, pictures,
 verdicts and digests.
 
-docs/claims/README.md               a line for each claim (without a control, no control.csv)
+docs/claims/README.md               a line for each claim
             verdicts.json           [{"name": …, "verdict": …, "figure": …, "interval": [LOW, HIGH],
                                       "control": {…}, "second": {…}, "entry": DIGEST, …}, …]
-            <name>/<look>.csv       the judged table of a look: the rows and columns that rules read
+            <name>/<look>.csv       the judged table of a look (main, second, control if there is one):
+                                    the rows and columns that rules read
             <name>/picture.svg      the picture of the claim
             SHA256SUMS              a digest per file, also for `sha256sum -c SHA256SUMS`
 

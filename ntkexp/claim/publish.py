@@ -1,13 +1,19 @@
 """Publish verdicts, and check a publication.
 
-`publish` writes the verdicts on claims that were judged at default size and whose
-digest is the latest in the register. It keeps published verdicts on other claims if
-their digest is the latest, too, and draws their pictures again from their tables.
+`publish` writes the verdict on a claim if it was judged at default size, and if its
+digest is the latest in the register. For a claim that was not judged now, `publish`
+keeps the published verdict if its digest is still the latest. It then draws the picture
+again from the published tables.
 
-`check` recomputes every published field: figures, intervals, p, notes and verdicts from
-the tables; statement, source, seeds and their draws from the files of the claims; date
-and version from the register; README.md from the verdicts. It compares all files with
-their digests. It also requires that every judged claim of a register is published.
+`check` recomputes every published field:
+
+figures, intervals, p, notes, verdicts     from the tables
+statement, source, seeds and their draws   from the files of the claims
+date and version                           from the register
+README.md                                  from the verdicts
+
+It compares all files with their digests. It also requires that every judged claim of a
+register is published.
 
 `ntkexp.claim.publication` reads and writes the files.
 """
@@ -119,9 +125,9 @@ def publish(
     known = set(claim_names(builder.choices))
 
     # Claims that were not judged now: keep the published verdict if its digest is the
-    # latest in the register, and raise if its tables contradict it. If the digest has
-    # changed, drop the verdict and remove its tables. Use only names in the register as
-    # paths, because verdicts.json may have been edited.
+    # latest in the register, but raise if the tables contradict this verdict. If the
+    # digest has changed, drop the verdict and remove its tables. verdicts.json may have
+    # been edited, so use only names from the register as paths.
     outdated = []
     for row in published:
         name = row["name"]
@@ -158,12 +164,10 @@ def publish(
 def judge_again(
     folder: Path, composer: Composer, entries: Entries
 ) -> list[tuple[ClaimRecord, str]]:
-    """Judge the published tables by the present rules of judging
-    and the present claims.
+    """Judge the published tables again, with the current code and the current claims.
 
-    Return the records, and the dates of the looks whose tables were judged. Omit claims
-    with a look whose specification has changed since, because they have to be run
-    again.
+    Return each new record with the date of the published verdict. If the specification
+    of a look has changed since, the claim has to be run again. Omit such claims.
     """
     if not (folder / VERDICTS_FILE).is_file():
         return []
@@ -224,8 +228,8 @@ def looks_unchanged(
 def published_tables(
     folder: Path, claim: Claim, contents: Mapping[str, bytes] | None = None
 ) -> dict[str, pd.DataFrame]:
-    """Read the published tables of a claim. Raise if the digest
-    of a file does not match.
+    """Read the published tables of a claim. Raise if the digest of a file does not
+    match, or if a table or the picture has invalid content.
 
     Without `contents`, read the files, and compare their digests if SHA256SUMS exists.
     """
@@ -362,8 +366,7 @@ def verdict_fields(
     version and commit from the register.
 
     Raise if the register contains no outcome equal to the outcome of this record. Raise
-    also if the same main look (with the same specification) came
-    to another verdict before."""
+    also if a main look with the same specification came to another verdict before."""
     entry = attempts[-1]
     fields: dict[str, Any] = {
         key: finite_json(value) for key, value in record.json_fields.items()
@@ -398,8 +401,7 @@ def verdict_fields(
 def look_on_record(
     looks: Mapping[str, Any], entry: RegisterEntry, **circumstances: Any
 ) -> Mapping[str, Any] | None:
-    """Return the last outcome in a register entry that equals the outcome
-    of this record.
+    """Return the last outcome in a register entry that equals the outcome of `looks`.
 
     Only outcomes at default size count. `circumstances` are fields, such as the date,
     that must be equal as well. Return None if there is no such outcome."""
@@ -475,10 +477,9 @@ def check(
 ) -> list[str]:
     """Judge published tables again, and return the names of the claims.
 
-    Raise at the first disagreement. The folder must hold exactly the claims `names`. By
-    default, these are all claims of the same registers whose latest version was judged.
-    With `draws=False`, skip the check of the described random draws,
-    which composes every run."""
+    Raise at the first disagreement. The folder must hold exactly the claims `names`, or
+    the claims that `required_claims` returns if there are no `names`. The check of the
+    described random draws composes every run. With `draws=False`, skip it."""
     builder = composer.builder
     digests = read_digests(folder)
     rows = parse_verdicts(
@@ -535,7 +536,7 @@ def required_claims(
     """Return the claims that a publication must hold.
 
     These are `names`, if there are any. Otherwise they are all claims whose latest
-    version was judged at default size, and whose register is that of a claim in
+    version was judged at default size, and that are in the same register as a claim in
     `published`."""
     if names:
         return sorted({*names})

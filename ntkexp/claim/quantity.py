@@ -37,7 +37,7 @@ class Measured:
             the axes of the sweeps, and the measured numbers.
         known: The finished runs, by the names of their folders.
         axes: The axes of the sweeps.
-        draws: A description of the random draws of a seed.
+        draws: A text that says what a seed draws at random, such as data or weights.
     """
 
     table: pd.DataFrame
@@ -69,8 +69,8 @@ class Measured:
     def by_run(
         self, measure: Callable[[Run], Mapping[str, float]], names: Sequence[str]
     ) -> pd.DataFrame:
-        """Apply `measure` to each run, and return a table with a row per run and per
-        measured name. A missing run gives NaN."""
+        """Apply `measure` to each run, and return a table with a row for each run and
+        each of the `names`. A missing run gives NaN."""
         missing = dict.fromkeys(names, math.nan)
         numbers = [missing if run is None else measure(run) for run in self.runs]
         parts = []
@@ -84,9 +84,8 @@ class AbstractQuantity(Component, ABC):
     """A function from the measurements to a table of numbers."""
 
     role: ClassVar[str] = "ntkexp.claim.quantity"
-    """The name that digests contain instead of the module of a class in
-    `ntkexp.claim.papers`. Such a class can then move to another file
-    without changing digests."""
+    """The module name that digests contain for classes of `ntkexp.claim.papers`. The
+    name stays the same if a class moves to another file."""
 
     @abstractmethod
     def of(self, measured: Measured) -> pd.DataFrame:
@@ -105,9 +104,9 @@ class Column(AbstractQuantity):
     """A column of the table: a number of each run (`report.analysis.quantities`) or of
     a trial.
 
-    There is a row for each run, with the number in this column.
+    The result has the rows of the table, and this number as `value`.
 
-    `quantity: kernel_change` is short for
+    In the file of a claim, `quantity: kernel_change` is short for
     `quantity: {_target_: ntkexp.claim.quantity.Column, column: kernel_change}`.
     """
 
@@ -131,7 +130,7 @@ def column_numbers(measured: Measured, name: str) -> pd.Series[float]:
 
 
 def stacked(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
-    """Stack tables, with their names in the column `quantity`.
+    """Stack tables. The column `quantity` holds the name of the table of each row.
 
     If a quantity is NaN in all rows of a sweep, omit these rows.
     """
@@ -188,9 +187,10 @@ class Together(AbstractQuantity):
 class Crossing(AbstractQuantity):
     """The position along an axis where a measured number crosses a level.
 
-    There is one row for each seed and each value of `by`. It holds the position x on
-    the axis `along` where the value y of `column` crosses `level`. The position is
-    interpolated between its neighbours x₀ and x₁, linearly in logarithms:
+    There is one row for each sweep, each seed and each value of the column `by`. It
+    holds the position x on the axis `along` where the value y of `column` crosses
+    `level`. The position is interpolated between its neighbours x₀ and x₁ with the
+    values y₀ and y₁, linearly in logarithms:
 
         log x = log x₀ + (log level − log y₀) (log x₁ − log x₀)/(log y₁ − log y₀)
 

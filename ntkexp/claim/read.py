@@ -314,7 +314,7 @@ def with_changed_runs(runs: Tree, change: Tree, name: str) -> dict[str, Any]:
     """Return the runs of a claim with a change: add entries to `base`, and replace
     values of axes.
 
-    The changes for all runs come first, then those for the runs that `change` names.
+    First apply the changes for all runs, then the changes under the name of a run.
     Error messages begin with `name`."""
     changes_by_name = change.get("runs") or {}
     for run in changes_by_name:
@@ -488,7 +488,7 @@ def read_margins(
 
 
 def planned_sizes(given: object, seeds: int) -> tuple[int, ...]:
-    """Read the numbers of seeds of the stages. Raise unless they increase,
+    """Read the numbers of seeds of the stages. Raise unless these numbers increase,
     from at least 2 to `seeds`.
 
     >>> planned_sizes([6, 24], 24)

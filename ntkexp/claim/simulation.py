@@ -1,8 +1,8 @@
 """Simulations of the judge: its error rate and its power.
 
 The judge receives random tables whose true value is known: inside the expected range of
-a rule, at its edge, or outside. Its verdicts are then compared with the truth. A design
-is a look (statistical test) with several stages or parts
+a rule, at its edge, or outside. The judge's verdicts are then compared with the truth.
+A design is a look (statistical test) with several stages or parts
 (rules), or a pair of looks."""
 
 from __future__ import annotations
@@ -291,8 +291,8 @@ def look_of(
     planned: tuple[int, ...] = (5,),
     null: float | None = None,
 ) -> Look:
-    """Return a look that judges invented tables. Each of its parts (rules) selects
-    other rows.
+    """Return a look that judges invented tables. Part k (a rule) selects the rows with
+    k in the column `quantity`.
 
     `null` is the value without an effect. If it is given, the margin of each part is
     the smallest effect that matters.
@@ -347,12 +347,13 @@ def try_design(
     """Simulate a design for true values where the judge is most likely to err.
 
     In the main look, the true values of one part or of all parts lie at the edge of the
-    expected range. Every verdict except `undecided` then counts as an error.
+    expected range. Then `supported`, `refuted` and `below minimum` are errors.
 
-    In a pair, two more cases are simulated: the true value of the second look is at the
-    edge, or only the second look is outside the range. If the design has a minimal
-    effect, the true effect may also be 0 in both looks. Then `below minimum` is an
-    error, because the effect has no direction."""
+    In a pair, more cases are simulated. If the main look lies inside its range, and the
+    second look at its edge, `supported` is an error. If one look lies outside its
+    range, and the other look at its edge, a rejection is an error. If the design has a
+    minimal effect, both looks are also simulated without any effect. Then `below
+    minimum` is an error, because the effect has no direction."""
     generator = np.random.default_rng(seed)
 
     def at(position: float) -> list[float]:

@@ -32,8 +32,8 @@ class AbstractTrial(Component, ABC):
     """A measurement whose only source of randomness is a seed."""
 
     role: ClassVar[str] = "ntkexp.claim.trial"
-    """In digests, this name replaces the module of a class in `ntkexp.claim.papers`. So
-    such a class can move to another file without changing digests."""
+    """The module name that digests contain for classes of `ntkexp.claim.papers`. The
+    name stays the same if a class moves to another file."""
 
     @abstractmethod
     def rows(self, seed: int) -> Rows:
@@ -46,7 +46,7 @@ class AbstractTrial(Component, ABC):
 
 class SideBySide(AbstractTrial):
     """Several trials with the same seed. The column `runs` holds the name
-    of the trial."""
+    of the trial to which a row belongs."""
 
     names: tuple[str, ...] = Field(min_length=1)
     trials: tuple[AbstractTrial, ...]

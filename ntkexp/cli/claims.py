@@ -164,8 +164,8 @@ def claims(
     entered = registered(composed.builder.choices, claims_folder)
     print_records(records, len(entered), quiet=quiet, as_json=as_json)
 
-    # write the page of all claims in this folder whose current registered version was
-    # judged
+    # write a page about the claims in this folder, without claims whose current version
+    # was not judged
     from ntkexp.records.claim import claim_records
     from ntkexp.report.page.build import write_claims
 
@@ -200,8 +200,8 @@ def judged(
     or None if it cannot be judged.
 
     All claims are read before the first one is run. Each claim is registered before it
-    is run, and the register records the result. If there is only one claim, its error
-    is raised."""
+    is run, and the register records the result. If a claim raises an error, print the
+    error and continue. If there is only one claim, raise its error."""
     from ntkexp.claim.conduct import (
         circumstances,
         look_as_planned,

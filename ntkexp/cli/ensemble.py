@@ -166,8 +166,7 @@ LEARNS = {
 
 
 def describe_comparison(table: Sequence[Comparison], experiment: Experiment) -> str:
-    """Describe, for each kind of networks, the Gaussian processes
-    that the test does not reject."""
+    """Describe the comparison of each kind of networks with the Gaussian processes."""
     kinds = dict.fromkeys(row.networks for row in table)
     descriptions = [
         f"{LEARNS[kind]}, they {describe_processes([row for row in table if row.networks == kind])}"

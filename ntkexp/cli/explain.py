@@ -379,7 +379,8 @@ def order_of(run: Run) -> str:
 
 
 def of_largest_outputs(entries: Sequence[BreakdownEntry]) -> list[BreakdownEntry]:
-    """Select, at each query, the entry of the breakdown for the largest output."""
+    """Select, at each query, the entry of the output that was largest before the
+    removal."""
     largest: dict[int, BreakdownEntry] = {}
     for entry in entries:
         if entry.number not in largest or entry.before > largest[entry.number].before:

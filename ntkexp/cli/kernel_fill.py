@@ -155,8 +155,9 @@ class Filling:
     def in_process(self) -> bool:
         """True if this process computes the tiles, without worker processes.
 
-        This is the case on a GPU, which one process keeps busy,
-        and if there is little work."""
+        With a local engine, this is the case if threads of one process may compute the
+        tiles (`concurrent`). Without --workers, it is also the case on a GPU, which one
+        process keeps busy, and if there is little work."""
         from ntkexp.kernel_file.fill import LITTLE_WORK_SECONDS
 
         if not self.engine.is_local or self.kernel.concurrent:
@@ -234,7 +235,7 @@ def limit(
 
 
 class WeightsAt(StrEnum):
-    """Which weights of a run the kernel uses: those before or those after training."""
+    """The weights of a run that the kernel uses: before or after training."""
 
     start = "start"
     end = "end"

@@ -133,7 +133,7 @@ EXAMPLES = {
 
 def examples_of(name: str) -> str | None:
     """Return the examples below the help of a command.
-    Click keeps the lines after "\\b"."""
+    Click keeps the line breaks of a paragraph that begins with "\\b"."""
     if name not in EXAMPLES:
         return None
     return "\n".join(["\b", "Examples:", *(f"  {line}" for line in EXAMPLES[name])])

@@ -90,8 +90,8 @@ def resume_command(folder: Path, trust: Sequence[str], log: str | None = None) -
 
 
 def advice_for(folder: Path, advice: str) -> Callable[[], str]:
-    """Return a function that `interruptible` calls if the user interrupts the run. It
-    returns the advice, or a remark if no step was taken."""
+    """Return a function that `interruptible` calls if the user interrupts the run. The
+    function returns the advice, or a remark if no step was taken."""
     return lambda: (
         f"; {advice}" if (folder / BEGUN).is_file() else " before the first step"
     )
@@ -103,7 +103,7 @@ def has_colours() -> bool:
 
 
 def bold(text: str) -> str:
-    """Return a text in bold, without other control characters."""
+    """Return a text in bold if stdout has colours. Escape its control characters."""
     text = printable_lines(text)
     return typer.style(text, bold=True) if has_colours() else text
 

@@ -1,10 +1,10 @@
 """Build components from plain data. Nested components are built first.
 
-`_target_: ntkexp.model.MLP` names the class of a component. pydantic validates its
-fields. For components of this package, the name omits the file, and the package imports
-only the file of this class. Other components are named `package.module.Class`.
-Importing runs code, so the user must first trust other packages and files (such as
-my_net.py).
+`_target_: ntkexp.model.MLP` names the class of a component. pydantic validates the
+component's fields. For components of this package, the name omits the file, and the
+package imports only the file of this class. Other components are named
+`package.module.Class`. Importing a module runs its code. So the user must first trust
+the other packages and files (such as my_net.py).
 
 >>> from ntkexp.loss import AbstractLoss
 >>> component_class("ntkexp.loss.Squared", AbstractLoss, "loss")
@@ -138,8 +138,8 @@ def example_path(base: type[Component]) -> str:
 
 
 def admit(entries: Sequence[str]) -> tuple[str, ...]:
-    """Import the files that the user trusts,
-    and check that the packages can be imported.
+    """Import the files that the user trusts, and check that the trusted packages can be
+    imported.
 
     Return the module names to use in a `_target_`.
     """
@@ -405,9 +405,9 @@ def unknown_key(
             f"did you mean '{group}={option} {group}.{last}=…'?"
         )
 
-    # suggest the most similar spelling: for a key in a group, among the keys of the
-    # group, and for a key without a group, by the last parts of all keys. If there is no
-    # such group, compare the full key with all full keys
+    # Suggest the most similar spelling. For a key in a group, compare its last part
+    # with the keys of the group. For a key without a group, compare it with the last
+    # parts of all keys. If no group has this name, compare the full keys.
     siblings = [other for other in known if other.rpartition(".")[0] == parent]
     candidates = {
         other.split(".")[-1]: other

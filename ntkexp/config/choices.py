@@ -26,9 +26,10 @@ LAYOUT = "it takes a folder of YAML files laid out like configs/, such as DIR/mo
 
 
 def config_folders(config_dir: Path | None) -> tuple[Path, ...]:
-    """Return the folders to search: the user's folder, then the package's.
+    """Return the folders to search: the user's folder if there is one, then the
+    package's folder.
 
-    A file in the first folder hides a file of the same name in the second.
+    A file in the first folder hides a file of the same name in the second folder.
     """
     if config_dir is None:
         return (shipped(),)
@@ -257,8 +258,8 @@ def complete(words: Sequence[str], unfinished: str, choices: Choices) -> list[st
     else:
         keys = [word for word in (*chosen, *known) if word.startswith(key)]
         completions = [f"{word}=" for word in keys]
-        # if only one key matches, offer values too,
-        # else the shell would append a blank after '='
+        # If only one key matches, offer values too. The shell would append a blank to a
+        # single completion.
         if len(keys) == 1:
             options = values(keys[0], "", chosen, known, choices)
             completions += [f"{keys[0]}={option}" for option in options]
@@ -270,8 +271,9 @@ def complete(words: Sequence[str], unfinished: str, choices: Choices) -> list[st
 def rejoin_lists(words: Sequence[str]) -> list[str]:
     """Rejoin words that bash split at '='. Other shells pass complete words.
 
-    The last item is the part of the unfinished word up to and including '=', or ''. If
-    bash has dropped the '=' of `model=`, restore it.
+    The last item of the result belongs to the unfinished word. It is the part up to and
+    including '=', or '' if there is no '='. If bash has dropped the '=' of `model=`,
+    restore it.
 
     >>> rejoin_lists(["data", "=", "table", "model", "="]), rejoin_lists(["data=table"]), rejoin_lists(["model"])
     (['data=table', 'model='], ['data=table', ''], ['model='])

@@ -170,8 +170,8 @@ def single_value(override: Override, field: FieldInfo) -> str:
 #
 # The list `defaults` of a file names the options that are merged into the file.
 # `config.yaml` names an option of each group. An option can name other options of its
-# group. Later entries override earlier ones. `_self_` is the position of the file's own
-# keys, by default the last.
+# group. Later entries of the list override earlier ones. The entry `_self_` marks the
+# position of the file's own keys. Without it, they are merged last.
 
 
 OWN_KEYS = "_self_"
@@ -180,7 +180,7 @@ OWN_KEYS = "_self_"
 def assemble(
     selected: Mapping[str, str], choices: Choices
 ) -> tuple[DictConfig, dict[str, str]]:
-    """Merge the files of the picked options and of the default options.
+    """Merge the files of the selected options, and the default options of other groups.
 
     Return the merged tree, and the option of every group.
     """
@@ -306,7 +306,7 @@ def completed(tree: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Composer:
-    """Composes many experiments. It caches the merged options,
+    """A composer of many experiments. It caches the merged options,
     because merging is slow."""
 
     builder: Builder
@@ -380,7 +380,8 @@ def known_keys(config: DictConfig, builder: Builder) -> dict[str, FieldInfo]:
 
 
 def plain_data(config: DictConfig, *, resolve: bool) -> dict[str, Any]:
-    """Convert the tree to plain data. If `resolve`, resolve its references `${KEY}`."""
+    """Convert the tree to plain data. If `resolve`, replace its references `${KEY}` by
+    the values, and raise if a value is missing."""
     tree = OmegaConf.to_container(config, resolve=resolve, throw_on_missing=resolve)
     assert isinstance(tree, dict)
     return {str(key): item for key, item in tree.items()}
@@ -420,7 +421,7 @@ def follow_references(
 
 
 class ReadsEnvironment(Mistake):
-    """Raised if a configuration contains ${oc.env:…}, but no code is trusted."""
+    """The error if a configuration contains ${oc.env:…}, but no code is trusted."""
 
 
 environment_is_read: ContextVar[bool] = ContextVar("environment_is_read", default=False)

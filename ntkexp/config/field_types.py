@@ -157,7 +157,7 @@ def refusal(
     `key` is the key of the component. `values` holds the values of its fields,
     as the user wrote them."""
     first = error.errors()[0]
-    # prefer an unknown key, which may be the missing one misspelled
+    # if a key is missing, report an unknown key first: it may be the misspelled key
     if first["type"] == "missing":
         first = next(
             (other for other in error.errors() if other["type"] == "extra_forbidden"),

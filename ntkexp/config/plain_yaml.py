@@ -2,7 +2,7 @@
 and write YAML.
 
 Other tags, such as sets or bytes, raise a YAML error with the line. Dates are read as
-text, because Hydra, which reads the same files, does so too.
+text, as in Hydra, which reads the same files.
 
 >>> parsed("a: [1, 2020-13-45]")
 {'a': [1, '2020-13-45']}
@@ -169,8 +169,9 @@ def entries_with_text(
 
     `text` is the path of the text.
     """
-    # Nodes to visit. An item is a pair: the chain of texts from `text` to a node, each of
-    # which refers to the next one, and the path of the node.
+    # Nodes to visit. An item is a pair: a chain of texts, and the path of a node. The
+    # chain begins with `text`. Each text refers to the next one, and the last to the
+    # node.
     waiting: list[tuple[tuple[NodePath, ...], NodePath]] = [((), text)]
     while waiting:
         chain, path = waiting.pop()
@@ -320,8 +321,8 @@ def as_yaml(tree: Mapping[str, Any], indent: str = "") -> str:
         if isinstance(item, dict) and item:
             lines.append(f"{indent}{key}:\n{as_yaml(item, indent + '  ')}")
             continue
-        # dump [item] and strip the brackets: this keeps one line,
-        # and quotes texts if necessary
+        # dump [item] and strip the brackets: the result is one line, with quotes around
+        # texts that need them
         width = float("inf")
         listed = yaml.safe_dump(
             [item], default_flow_style=True, width=width, allow_unicode=True

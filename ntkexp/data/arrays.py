@@ -126,7 +126,7 @@ def read_arrays(
     """Read arrays from an NPZ file by name. `names` are the values of the keys
     `data.inputs` and `data.targets`.
 
-    Arrays of Python objects are pickles, which could run code, so they raise.
+    Raise if an array contains Python objects, because loading these could run code.
     """
     raw = read_contents(path)
     if not zipfile.is_zipfile(BytesIO(raw)):

@@ -2,9 +2,9 @@
 queries and test examples.
 
 A source returns examples, and `split` cuts three disjoint splits from them: `train`,
-`query` and `test`. The seed of the source determines the order of the examples and the
-noise, by separate random streams. Inputs and real targets are standardised with the
-statistics of the training split:
+`query` and `test`. The seed determines the random examples, their order and the noise,
+by separate random streams. Inputs and real targets are standardised with the statistics
+of the training split:
 
     x ← (x − mean) / deviation,    deviation² = mean (x − mean)²
 
@@ -156,9 +156,9 @@ def add_label_noise(
 ) -> Tensor:
     """Add noise to training targets.
 
-    For class labels, replace exactly the given share (rounded) by other classes, with
-    equal probabilities. For real targets, add Gaussian noise. Its standard deviation is
-    `share` times that of the targets.
+    For class labels, replace the given share of the labels (a rounded number) by other
+    classes, with equal probabilities. For real targets, add Gaussian noise. Its
+    standard deviation is `share` times the standard deviation of the targets.
 
     >>> clean = torch.zeros(10, dtype=torch.int64)
     >>> add_label_noise(clean, 3, 0.2, torch.Generator().manual_seed(0)).count_nonzero().item()
@@ -180,7 +180,7 @@ def add_label_noise(
 
 def share(count: int, number: int, phases: int) -> int:
     """Return the number of examples or steps in phase `number`, if `phases` phases
-    share `count` equally. The first phases get the remainder.
+    share `count` equally. If there is a remainder, the first phases get one more.
 
     >>> [share(128, number, 3) for number in range(3)]
     [43, 43, 42]
@@ -207,11 +207,10 @@ def find_leak(
     train: tuple[Float[Tensor, "example *shape"], Int[Tensor, " example"]],
     evaluated: tuple[Float[Tensor, "other *shape"], Int[Tensor, " other"]],
 ) -> tuple[int, int] | None:
-    """Find a training example of one phase that is evaluated in another phase without
-    being a training example there. Return both phases.
+    """Find a training example of one phase that is evaluated in another phase. Return
+    both phases, or None if there is no such example.
 
     `train` and `evaluated` contain examples and their phases.
-    Return None if there is no such example.
 
     >>> rows, phase = torch.tensor([[1.0], [2.0]]), torch.tensor([0, 1])
     >>> find_leak((rows, phase), (torch.tensor([[2.0]]), torch.tensor([0])))
@@ -253,11 +252,11 @@ class Examples:
     """If positive, inputs are tokens below this number,
     which `part` encodes as one-hot vectors."""
     as_given: bool = False
-    """Keep the order of the examples and the unit of the targets."""
+    """If True, examples keep their order, and targets their unit. No noise is added."""
     phases: tuple[str, ...] = ()
     """Names of the phases; empty if there are none."""
     phase: Int[Tensor, " example"] | None = None
-    """The phase of each example, in ascending order."""
+    """The number of the phase of each example. Examples are sorted by this number."""
     phase_classes: tuple[tuple[str, ...], ...] = ()
     """Class names in each phase, if phases share the outputs."""
 
@@ -296,7 +295,7 @@ class Examples:
 @dataclass(frozen=True)
 class Split:
     """One split of the data. `shown` are the inputs before standardisation, and
-    `inputs` those after it."""
+    `inputs` are the standardised inputs."""
 
     shown: Float[Tensor, "example *shape"]
     inputs: Float[Tensor, "example *shape"]
@@ -321,8 +320,8 @@ class Data:
 
 
 class AbstractSource(Component):
-    """A source of examples, and the sizes of the splits. If `test` is None,
-    it contains all other examples."""
+    """A source of examples, and the sizes of the splits. If the size `test` is None,
+    the test split contains all other examples."""
 
     train: Count = 128
     query: CountOrNone = 128
@@ -346,9 +345,9 @@ class AbstractSource(Component):
         """Shuffle the examples, cut the splits, add noise to training targets,
         and standardise.
 
-        A seed of the source has precedence over `seed`. The result has the same bits
-        for every number of threads, because kernel files
-        identify their data by a digest."""
+        A seed of the source has precedence over `seed`. Kernel files identify data by a
+        digest, so the result must not depend on the number of threads, not even in the
+        last bit."""
         seed = seed if self.seed is None else self.seed
         with one_thread():
             examples = self.examples(examples_stream(seed))
@@ -370,8 +369,8 @@ class AbstractSource(Component):
 
     @final
     def split_indices(self, examples: Examples, seed: int) -> tuple[Tensor, ...]:
-        """Return the indices of the three splits in random order. Every phase gets an
-        equal part of each split."""
+        """Return the indices of the three splits. Their order is random, unless the
+        examples are `as_given`. Every phase gets an equal part of each split."""
         groups = phase_positions(
             examples.phase, len(examples.phases), len(examples.inputs)
         )
@@ -452,8 +451,7 @@ def one_thread() -> Iterator[None]:
 
 
 def refuse_leaks(train: Split, other_splits: Sequence[Split]) -> None:
-    """Raise if a training example of one phase is evaluated in another phase without
-    being a training example there."""
+    """Raise if a training example of one phase is evaluated in another phase."""
     if train.phase is None:
         return
     for split in other_splits:
@@ -469,7 +467,7 @@ def refuse_leaks(train: Split, other_splits: Sequence[Split]) -> None:
 
 
 def refuse_constant(train: Split) -> None:
-    """Raise if all training targets of a phase are equal."""
+    """Raise if the training targets of a phase, or of one output in it, are equal."""
     phases = 1 if train.phase is None else int(train.phase.max()) + 1
     for number, group in enumerate(
         phase_positions(train.phase, phases, len(train.target))

@@ -188,7 +188,7 @@ def read_records(path: Path) -> UInt8[np.ndarray, "example 1+3*32*32"]:
 
 
 class Forbidden(pickle.UnpicklingError):
-    """Raised if a pickle names a class or function that an array
+    """The error if a pickle names a class or function that an array
     of bytes does not need."""
 
 
@@ -266,8 +266,8 @@ def unpickle_plain(raw: bytes) -> object:
 
 # --- Sets of labelled images
 #
-# Classes have the order in which the configuration lists them. Of two classes, the
-# second is the positive one.
+# Classes have the order in which the configuration lists them. If there are two, the
+# second is the positive class.
 
 
 Pictures = tuple[
@@ -392,8 +392,8 @@ class MNIST(AbstractImages):
     """MNIST: 60,000 handwritten digits of 28 × 28 pixels,
     from the IDX training files in a folder.
 
-    Ten classes. `test` defaults to 1024, because the set is large;
-    null means all other images.
+    Ten classes; the default `classes` are two of them. The set is large, so `test`
+    defaults to 1024; null means all other images.
 
     Y. LeCun, L. Bottou, Y. Bengio and P. Haffner, "Gradient-based learning applied to
     document recognition" (1998)."""
@@ -421,8 +421,9 @@ class FashionMnist(AbstractImages):
     """Fashion-MNIST: 60,000 clothes of 28 × 28 pixels,
     from the IDX training files in a folder.
 
-    Ten classes. `test` defaults to 1024, because the set is large; null means all other
-    images. `path` defaults to the folder of Debian's package dataset-fashion-mnist.
+    Ten classes; the default `classes` are two of them. The set is large, so `test`
+    defaults to 1024; null means all other images. `path` defaults to the folder of
+    Debian's package dataset-fashion-mnist.
 
     H. Xiao, K. Rasul and R. Vollgraf,
     "Fashion-MNIST: a novel image dataset for benchmarking" (2017), arXiv:1708.07747.
@@ -444,8 +445,9 @@ class CIFAR10(AbstractImages):
     """CIFAR-10: colour photographs of 32 × 32 pixels,
     from a folder with the python or binary files.
 
-    Ten classes. `test` defaults to 1024, because the set is large; null means all other
-    images. `path` defaults to the folder in the environment variable CIFAR10.
+    Ten classes; the default `classes` are two of them. The set is large, so `test`
+    defaults to 1024; null means all other images. `path` defaults to the folder in the
+    environment variable CIFAR10.
 
     A. Krizhevsky, "Learning multiple layers of features from tiny images" (2009).
     """

@@ -58,8 +58,8 @@ class AbstractTokens(AbstractSource):
 class ModularAddition(AbstractTokens):
     """Modular addition: two numbers as tokens, and their sum modulo p as the class.
 
-    There are `modulus` classes. The token k < `modulus` is the number k; the token
-    `modulus` is the sign '='.
+    There are p = `modulus` classes. The token k < p is the number k. The token p is the
+    sign '=', which ends the inputs if `equals` is true.
 
         x = (a, b)  or  (a, b, =),    y = (a + b) mod p,    all p² pairs of a, b in 0 … p − 1
 
@@ -102,9 +102,9 @@ class Text(AbstractTokens):
 
     Tokens and classes are the bytes that occur in the file, in ascending order. Other
     bytes would only enlarge kernels, whose size grows with the square of the number of
-    classes. Windows do not overlap, so that no split contains the answers of another
-    split. Repeated windows are used only once. The default splits are small, because
-    there are many classes."""
+    classes. An example is a window of `context` bytes and the next byte. Windows do not
+    overlap, so that no split contains the answers of another split. Equal windows are
+    used only once. The default splits are small, because there are many classes."""
 
     train: Count = 32
     query: CountOrNone = 16
@@ -161,9 +161,9 @@ class Sequence(AbstractSource):
 
         ntkexp train data=sequence data.phases=[[0,1],[2,3],[4,5]]
 
-    A phase is a list of classes of `source`, or another source, from which only the
-    examples are used: the sequence sets their number, noise and scale. All phases share
-    one network. With `outputs=shared`, the k-th classes of all phases share one output
+    A phase is a list of classes of `source`, or another source. The sequence sets the
+    number, noise and scale of the examples in all phases. All phases share one network.
+    With `outputs=shared`, the k-th classes of all phases share one output
     ("domain-incremental" learning); with `outputs=own`, every class has its own output
     ("class-incremental"; G. van de Ven, T. Tuytelaars & A. Tolias, "Three types of
     incremental learning", 2022).
@@ -315,7 +315,7 @@ def own_targets(parts: Several[Examples]) -> tuple[tuple[str, ...], list[Tensor]
 def examples_of_phase(
     source: AbstractSource, generator: torch.Generator, number: int
 ) -> Examples:
-    """Return the examples of a phase, which are independent of its position
+    """Return the examples of a phase. They do not depend on the position of the phase
     in the sequence."""
     if source.seed is None:
         stream = torch.Generator()
@@ -325,8 +325,8 @@ def examples_of_phase(
     try:
         return source.examples(stream)
     except Mistake as mistake:
-        # The command line appends advice to subclasses of `Mistake`, which it finds by
-        # their class. So do not replace them.
+        # The command line appends advice to subclasses of `Mistake`, so raise them
+        # unchanged.
         if type(mistake) is not Mistake:
             raise
         raise Mistake(f"data.phases, phase {number}: {mistake}") from mistake

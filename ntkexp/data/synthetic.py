@@ -57,7 +57,7 @@ class Circle(AbstractSynthetic):
 class Moons(AbstractSynthetic):
     """Two interleaving half circles with Gaussian noise, equally many points on each.
 
-    Two classes; `noise` is the standard deviation added to both coordinates.
+    Two classes; `noise` is the standard deviation of the noise in both coordinates.
 
     upper: (cos t, sin t)        lower: (1 − cos t, ½ − sin t)        t uniform in [0, π)
     """

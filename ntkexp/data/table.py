@@ -1,16 +1,15 @@
 r"""Tables: a user's file (CSV or Parquet), and small data sets of the package.
 
-sets/README.md lists the origins of the data sets. A cell is text,
-and may be a number or missing:
+sets/README.md lists the origins of the data sets. A cell is a text. The text may be a
+number, or mark a missing value:
 
 >>> parse_number("1e3"), parse_number("TRUE"), parse_number("1_000"), parse_number("inf")
 (1000.0, 1.0, nan, nan)
 >>> is_missing("N/A"), is_missing("none")
 (True, False)
 
-`foreign_format` recognises other formats by their first bytes,
-so that an error message can name
-them:
+`foreign_format` recognises other formats by their first bytes, so that an error message
+can name them:
 
 >>> foreign_format(b"PK\x03\x04...")
 'a ZIP archive (of Excel, NumPy or torch, perhaps)'
@@ -345,8 +344,8 @@ def usable_rows(
 # --- Targets: classes or real numbers
 #
 # Texts, truth values, and up to 20 different integers are classes, in sorted order.
-# Other numbers are real targets. A missing target raises, and so does a mixture of
-# numbers and texts: any replacement would be trained as if it were true.
+# Other numbers are real targets. Missing targets raise an error, and so do mixtures of
+# numbers and texts. A replacement would be trained as if it were true.
 
 
 MAX_CLASSES = 20

@@ -34,8 +34,9 @@ from ntkexp.schedule import AbstractSchedule
 class Experiment(Component):
     """All settings of a run.
 
-    Settings that do not affect the results, such as `threads`, are *circumstances*. They
-    are not part of the experiment's identity. `records.folder` lists them."""
+    Settings that do not affect the results, such as `threads`, are *circumstances*.
+    `records.folder` lists the circumstances. They are not part of the experiment's
+    identity."""
 
     data: AbstractSource
     model: AbstractArchitecture
@@ -57,7 +58,7 @@ class Experiment(Component):
     checkpoint_seconds: float = Field(30.0, ge=0)
 
     def draw(self) -> Data:
-        """Draw the data from the seed. Raise if they exceed the memory limit
+        """Draw the data from the seed. Raise if the data exceed the memory limit
         of the host."""
         # the limit of the host's memory, not of the device's memory
         host = MemoryBudget.of_gb(self.memory_gb or DEFAULT_MEMORY_GB)
@@ -70,7 +71,7 @@ class Experiment(Component):
     def refuse_other_device(cls, name: str) -> str:
         """Raise for device names that torch does not know.
 
-        Whether the device is present is checked when a run begins.
+        A run checks at its beginning if the device is present.
         """
         with suppress(RuntimeError), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns about deprecated device names
@@ -93,13 +94,13 @@ class Experiment(Component):
 
     @property
     def loss_scale(self) -> float:
-        """The factor by which the loss is multiplied:
-        1/α² if the network is centred, else 1."""
+        """The factor by which the loss is multiplied: 1/α² if the network is centred
+        (its outputs at initialization are subtracted), else 1."""
         return self.init.alpha**-2 if self.init.centred else 1.0
 
     def timetable(self) -> AbstractTimetable:
-        """Return the steps of the snapshots: of kernels, recorded arrays
-        and diagnostics."""
+        """Return the steps at which kernels, recorded arrays and diagnostics are
+        measured (snapshots)."""
         return self.path.timetable(
             self.steps, self.switches, measures=bool(self.diagnostics)
         )
@@ -146,8 +147,8 @@ class Experiment(Component):
 
     @model_validator(mode="after")
     def refuse_unusable_diagnostics(self) -> Self:
-        """Raise if two diagnostics have the same name, or if one needs kernels or steps
-        and there are none."""
+        """Raise if two diagnostics have the same name, or if a diagnostic needs kernels
+        or steps that the run does not have."""
         names = [diagnostic.option for diagnostic in self.diagnostics]
         for diagnostic in self.diagnostics:
             name = diagnostic.option
@@ -167,7 +168,7 @@ class Experiment(Component):
 
     @property
     def integration(self) -> AbstractIntegration:
-        """The integration method of the training path for this optimizer."""
+        """The method that integrates over the training path, for this optimizer."""
         return choose_integration(self.optimizer, self.path)
 
     @property
@@ -177,7 +178,8 @@ class Experiment(Component):
 
     @model_validator(mode="after")
     def refuse_contradictions(self) -> Self:
-        """Raise if leave-out effects are requested but cannot be computed."""
+        """Raise if the settings of the path contradict each other or the optimizer, for
+        example if leave-out effects are requested but cannot be computed."""
         _ = self.integration  # raises if the settings of the path contradict each other
 
         # effects are computed by differentiating the optimizer's steps, or, if there
@@ -209,10 +211,9 @@ GPU_MEMORY_SHARE = 0.8
 def memory_limit(device: str) -> float:
     """Return the default memory limit of a device in GB.
 
-    For a GPU, the limit is a fixed share of its total memory. It does not depend on the
-    free memory, because that differs from run to run. A different limit would change
-    the sizes of blocks, and thus rounding errors. For an absent or unknown device,
-    return the limit of the CPU."""
+    For a GPU, the limit is a fixed share of its total memory. The free memory would
+    differ from run to run. A different limit changes the sizes of blocks, and thus
+    rounding errors. For an absent or unknown device, return the limit of the CPU."""
     kind = torch.device(device)
     if (
         kind.type == "cpu"

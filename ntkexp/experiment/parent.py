@@ -3,9 +3,9 @@
 Fort et al. (2020) train children from the weights of a parent: a child has the weights
 of its parent at some step, and its own order of examples. The steps with weights are
 
-    0 and the last      of a finished run (weights.pt)
-    recorded steps      of a finished run with path.record=[weights] (recorded.zarr)
-    the checkpoint      of an unfinished run (checkpoint.pt), until its next checkpoint
+    0 and the last     of a finished run (weights.pt)
+    recorded steps     of a finished run with path.record=[weights] (recorded.zarr)
+    the checkpoint     of an unfinished run (checkpoint.pt), until the run replaces it
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ class ParentRun:
 
     @property
     def identity(self) -> str:
-        """The identity of the run and the step.
-        They determine the weights, wherever the run is stored."""
+        """The identity of the run, and the step. Both together determine the weights,
+        wherever the run is stored."""
         return f"{self.folder.identity}@{self.step}"
 
     def refuse_other_network(self, fields: Mapping[str, Any]) -> None:
@@ -97,8 +97,8 @@ class ParentRun:
     def refuse_other_constants(
         self, own: Mapping[str, Tensor], other: Mapping[str, Tensor]
     ) -> None:
-        """Raise if a tensor of the network that is not trained, such as a buffer,
-        differs from the parent's."""
+        """Raise if an untrained tensor of the network, such as a buffer, differs from
+        the parent's tensor."""
         for name, value in own.items():
             if not torch.equal(value, other[name]):
                 raise Mistake(
@@ -153,8 +153,8 @@ class ParentRun:
 
 
 def run_in(path: Path) -> Path | None:
-    """Return the path of a run folder, or the only run in a folder of outputs.
-    Return None if there is no such run."""
+    """Return `path` if it is a run folder. If it is a folder of outputs with a single
+    run, return the folder of this run. Otherwise, return None."""
     if is_run_folder(path):
         return path
     runs = [folder for folder in path.glob("runs/*") if is_run_folder(folder)]

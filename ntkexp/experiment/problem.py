@@ -30,8 +30,8 @@ from ntkexp.stream import stream
 class Problem:
     """The drawn data and network of an experiment.
 
-    Inputs and targets hold the points of all splits that are used. The training
-    examples come first."""
+    Inputs and targets hold the training examples, and then the points of the other
+    splits in `path.queries`."""
 
     data: Data
     inputs: Float[Tensor, "point *shape"]
@@ -103,7 +103,7 @@ def draw_problem(experiment: Experiment) -> Problem:
 def load_parent(
     experiment: Experiment, data: Data, module: ScaledOutput, outputs: int
 ) -> None:
-    """Replace the drawn weights by those of `init.parent`, if there is a parent.
+    """Replace the drawn weights by the weights of `init.parent`, if there is a parent.
 
     Raise if the parent has another network.
     """
@@ -164,17 +164,16 @@ def draw_network(
 #
 #     K_0 → α²Θ,    Cov f_0 → α²𝒢
 #
-# An antisymmetric or centred f is built from a network h (see `ntkexp.model.base`). Θ
-# and 𝒢 are then the kernels of h. If the computation is too large, or if no limit is
-# known, a `DoesNotApply` with the reason replaces the kernels.
+# If f is antisymmetric or centred, f is built from a network h (see
+# `ntkexp.model.base`), and Θ and 𝒢 are the kernels of h. If the computation is too
+# large, or if no limit is known, a `DoesNotApply` with the reason replaces the kernels.
 
 
 # Limit on the work: (pixel pairs) × (example pairs) × (layers). This much work takes
 # half a minute on two cores.
 MAX_LIMIT_WORK = 2 * 10**9
 NUMBERS_PER_PAIR = 4  # number of entries in memory for each pair of points
-# the kernels at infinite width may take 1 / this number of the memory
-LIMIT_MEMORY_PARTS = 4
+LIMIT_MEMORY_PARTS = 4  # the kernels may take a quarter of the memory limit
 
 
 def limit_kernels(
@@ -215,7 +214,8 @@ def limit_kernels(
 def limit_network(
     experiment: Experiment, shape: tuple[int, ...], vocabulary: int
 ) -> Network:
-    """Return the network of infinite width. Raise if there is none."""
+    """Return the network of infinite width. Raise if the model has none, or if the
+    weights come from a parent."""
     if experiment.init.parent is not None:
         raise Mistake("the weights are those of init.parent, and not drawn")
     return experiment.model.limit(experiment.init, LearningTask(shape, 1, vocabulary))
@@ -229,7 +229,7 @@ def infinite_kernels(
 ) -> LimitKernels:
     """Return α²𝒢 and α²Θ between all points (rows) and the training examples (columns).
 
-    Entries for an example with itself are exact.
+    Entries K(x, x) of an example with itself are exact.
     """
     train_points = slice(0, train)
     blocks = [BlockSlices(train_points, train_points, same=True)]

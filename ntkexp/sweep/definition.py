@@ -3,11 +3,11 @@ from a command line.
 
 The values of an axis are written as:
 
-    in YAML                    [64, 128]    {from: 32, to: 1024, count: 6, scale: log}
-    in YAML or on a            64,128,256
-    command line               0..4             all integers from 0 to 4
-                               0..1.0:5         5 values with equal steps
-                               32..1024:6:log   6 values with equal ratios
+    only in YAML    [64, 128]    {from: 32, to: 1024, count: 6, scale: log}
+    in both         64,128,256
+    in both         0..4             all integers from 0 to 4
+    in both         0..1.0:5         5 values with equal steps
+    in both         32..1024:6:log   6 values with equal ratios
 
 A range between two integers contains only integers. Write 1.0..64:9 for fractions.
 
@@ -230,7 +230,7 @@ class Definition:
     arguments: tuple[str, ...] = ()  # the arguments of the sweep's command line
     options: tuple[
         str, ...
-    ] = ()  # options that commands need to repeat the sweep or one of its runs
+    ] = ()  # options to add to a command that repeats the sweep or one of its runs
 
     @property
     def command(self) -> str:
@@ -269,17 +269,17 @@ class Definition:
 # --- A sweep from a command line, or from its file.
 #
 # On the command line, a key with one value is common to all runs, and a key with
-# several values is an axis. An axis on the command line replaces the same axis of the
-# file. If the results of a sweep differ from those defined by its file, a digest is
-# appended to its name.
+# several values is an axis. A key on the command line replaces the same key of the
+# file. If such a key changes the results of the sweep, a digest is appended to the
+# sweep's name.
 
 
 SWEEP_KEYS = ("axes", "seeds", "base", "fits")
 
 
 def define(arguments: Sequence[str], choices: Choices) -> Definition:
-    """Return the sweep of a command line: the name of a file, overrides,
-    or both in this order."""
+    """Return the sweep of a command line. The arguments are the name of a file,
+    overrides, or both in this order."""
     names = choices.options("sweep")
     if not arguments:
         raise Mistake(
@@ -312,8 +312,8 @@ def define(arguments: Sequence[str], choices: Choices) -> Definition:
 
 
 def with_overrides(definition: Definition, arguments: Sequence[str]) -> Definition:
-    """Return the sweep with the overrides of a command line.
-    Drop fits along axes of one value."""
+    """Return the sweep with the overrides of a command line. Drop fits along axes that
+    then have only one value."""
     axes = dict(definition.axes)
     seeds = definition.seeds
     base = list(definition.base)
@@ -395,8 +395,8 @@ def list_of(key: str, value: Any) -> list[Any]:
 
 
 def seeds_of(written: object) -> tuple[int, ...]:
-    """Return the seeds: a number n means 0, 1, …, n − 1; a list
-    or a range means these seeds."""
+    """Return the seeds. A number n means 0, 1, …, n − 1. A list or a range means the
+    seeds in it."""
     if isinstance(written, int) and not isinstance(written, bool):
         if written > MAX_RUNS:
             raise Mistake(f"seeds={written}: {MAX_RUNS} are the most")

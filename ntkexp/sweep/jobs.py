@@ -50,12 +50,12 @@ from ntkexp.text import counted, duration
 # speed        = estimated cost of the completed work / measured worker seconds
 #
 # The cost of a job is its estimated time in seconds on a machine without other work.
-# Until a job of this command is complete, the speed of jobs of earlier commands counts
-# too. If there are none, the speed is 1. If the costs have no known unit, there is no
-# estimate before the first progress.
+# Until a job of this command is complete, the speed includes the jobs of earlier
+# commands, or the speed 1 if there are none. Costs may also have an unknown unit
+# (`prior_seconds` = 0). Then there is no estimate before the first progress.
 
 
-# training's share of a run's time; the rest is for files and pictures
+# training takes this share of a run's time; the rest is for files and pictures
 TRAINING_SHARE = 0.9
 # Until a job of this command is complete, the speed of earlier jobs counts like a
 # measurement over this many worker seconds.
@@ -69,7 +69,7 @@ class RemainingTime:
 
     costs: Mapping[str, float]
     workers: int
-    # how many worker seconds `earlier_speed` counts for; 0 if costs have no known unit
+    # the weight of `earlier_speed`, in worker seconds; 0 if costs have no known unit
     prior_seconds: float = PRIOR_SECONDS
     # speed of the jobs that earlier commands completed
     earlier_speed: float | None = None
@@ -78,7 +78,7 @@ class RemainingTime:
     # start times of the running jobs, and the duration of the completed jobs
     start_times: dict[str, float] = field(default_factory=dict)
     durations: dict[str, float] = field(default_factory=dict)
-    # jobs that ended otherwise; they tell nothing about the speed
+    # jobs that ended without being done by this command, so that no duration is known
     dropped: set[str] = field(default_factory=set)
 
     def update(self, event: Event) -> None:
@@ -100,7 +100,8 @@ class RemainingTime:
             self.shares[event.name] = 1.0
             return
         self.shares.pop(event.name, None)
-        if event.how != "held":  # otherwise the job will begin again
+        # a held job will begin again
+        if event.how != "held":
             self.dropped.add(event.name)
 
     @property
@@ -204,8 +205,9 @@ class RunJob(AbstractJob):
     """A run as a job. The name of its task is the name of the run's folder."""
 
     loads = ("ntkexp.report.plots.run_plots", "torch.fx.experimental.symbolic_shapes")
-    """The module of pictures, and a module that torch imports when it computes the
-    first derivative. These imports take half the time of a small run."""
+    """Modules that workers import in advance: the module of pictures, and a module that
+    torch imports at the first derivative. The imports take half the time of a small
+    run."""
     advice = "error.txt in its folder says where"
 
     fields: dict[str, Any]
@@ -235,9 +237,8 @@ class RunJob(AbstractJob):
     def experiment(self, name: str) -> Experiment:
         """Build the experiment on the worker.
 
-        Raise if its folder would have a different name than on the machine of the
-        command, because the worker has different data or a different version of the
-        package."""
+        Raise if the name of its run folder is not `name`. Then the worker has different
+        data or a different version of the package."""
         experiment = build(self.fields, admit(self.trust))
         if folder_name(experiment) != name:
             raise Mistake(
@@ -252,7 +253,7 @@ class RunJob(AbstractJob):
 
 
 class Relay(AbstractProgress):
-    """Sends the progress of a run as events to the command."""
+    """A progress display that sends the progress of a run as events to the command."""
 
     def __init__(self, name: str, report_event: ReportEvent) -> None:
         self.name = name
@@ -289,7 +290,7 @@ UNFINISHED = {"stopped", "killed", "broken", "failed"}
 
 @dataclass
 class Conductor:
-    """Executes a sweep on an engine."""
+    """The execution of a sweep on an engine."""
 
     plan: Plan
     engine: AbstractEngine
@@ -343,7 +344,7 @@ class Conductor:
         return "broken" in endings or (self.fail_fast and bool(endings & UNFINISHED))
 
     def tasks(self, runs: list[PlannedRun], jobs: JobProgress) -> Iterator[Task]:
-        """Yield the task of each run when a worker is free for it.
+        """Yield a task for each run. The engine takes the next one if a worker is free.
 
         Skip runs that another process has finished or begun in the meantime.
         """

@@ -175,9 +175,9 @@ def statuses(
 ) -> dict[str, RunStatus]:
     """Return the state of every run.
 
-    Read the state from the run's folder. If the run is neither done nor running, look
-    in the `failures` of the event log, and take the reason from the
-    `ended` event of this command."""
+    A run is done or running if its folder says so. Otherwise it is failed if the event
+    log lists it in `failures`, and unfinished if not. For unfinished runs, take the
+    reason from the `ended` event of this command."""
     states = {}
     for run in plan.distinct:
         state = plan.folder(run).state
@@ -194,8 +194,7 @@ def statuses(
 def runs_to_do(
     plan: Plan, statuses: Mapping[str, RunStatus], *, retry_failed: bool
 ) -> list[PlannedRun]:
-    """Return the runs that are not done. Include failed runs only
-    with `retry_failed`."""
+    """Return the runs that are not done. Omit failed runs unless `retry_failed`."""
     states = {"unfinished", "running"}
     if retry_failed:
         states.add("failed")
@@ -203,8 +202,8 @@ def runs_to_do(
 
 
 def record(plan: Plan, statuses: Mapping[str, RunStatus]) -> Sweep:
-    """Return the sweep with the folder and state of each run,
-    as it is written to its record."""
+    """Return the sweep with the folder and state of each run, as its record stores
+    them."""
     sweep = plan.sweep
     return Sweep(
         path=plan.record,
@@ -241,8 +240,8 @@ class RunCost:
 
 @dataclass
 class Estimator:
-    """Estimates the costs of runs. Runs that differ only in seed, scale or step size
-    share a survey (a forward pass that gives the shapes)."""
+    """An estimator of the costs of runs. A survey (a forward pass) finds the shapes in
+    a run. Runs that differ only in seed, scale or step size share a survey."""
 
     known: dict[str, RunCost] = field(default_factory=dict)
 
@@ -283,8 +282,8 @@ MAX_TIMED_RUNS = 20  # the latest finished runs determine the speed
 def finished_speed(plan: Plan, estimate: Estimator) -> float | None:
     """Return the estimated cost per measured second of the latest finished runs.
 
-    Return None if no run of the sweep is finished. The speed depends on the machine, and
-    on its other work at that time."""
+    Return None if no finished run has timings. The speed depends on the machine, and on
+    the machine's other work at that time."""
     done = [
         (plan.folder(run).path / DONE, run)
         for run in plan.distinct

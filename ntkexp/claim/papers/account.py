@@ -87,10 +87,11 @@ class FiniteStepTerm(AbstractTrial):
         R(x, xᵢ) = −(η²/2) Σ_s J_s(x) ∇²Lᵢ ∇L,       Σᵢ ∇²Lᵢ ∇L = ½ ∇‖∇L‖²
         B(x, xᵢ) = (η/2) (J_0(x) ∇Lᵢ(θ_0) − J_T(x) ∇Lᵢ(θ_T))
 
-    For smooth networks, D = R + B + O(η²). With B, the two ends, the left sum becomes
-    the trapezoidal rule, which integrates the tangent kernel along the path with error
-    O(η²). To derive the equation, expand D to (η²/2) Σ_s ∇Lᵢᵀ ∇²f(x) ∇L, and subtract R.
-    The difference is −(η/2) times the change of J(x) ∇Lᵢ in all steps.
+    For smooth networks, D = R + B + O(η²). B contains the two ends of the path. With B,
+    the left sum becomes the trapezoidal rule. This rule integrates the tangent kernel
+    along the path with error O(η²). To derive the equation, expand D to
+    (η²/2) Σ_s ∇Lᵢᵀ ∇²f(x) ∇L, and subtract R. The difference is −(η/2) times the change
+    of J(x) ∇Lᵢ in all steps.
 
         alone       ‖D − R‖/‖D‖, over points x outside the training set and examples i
         with_ends   ‖D − R − B‖/‖D‖
@@ -186,12 +187,12 @@ class RisingSteps(AbstractTrial):
         top_share    Σ|Δ𝒮(x, xᵢ)| over the tenth of the examples with the largest |Δ𝒮| / Σ|Δ𝒮| over
                      all examples, where Δ𝒮 is the contribution of one step; mean over points x
                      outside the training set
-        steps        the number of such steps, of those measured
+        steps        the number of measured steps of this kind
 
     Every `every`-th step is measured, from the first rising step on. Training changes
-    slowly, so steps are only compared within windows of `window` steps: `top_share` is
-    the mean over windows with steps of both kinds of the mean over steps. If there is
-    no such window, it is NaN.
+    slowly, so steps are only compared within windows of `window` steps. In each window
+    with steps of both kinds, the shares of each kind are averaged. `top_share` is the
+    mean of these averages, or NaN if there is no such window.
 
     E. Rosenfeld & A. Risteski, "Outliers with opposing signals have an outsized effect
     on neural network optimization" (2023), arXiv:2311.04163."""
@@ -227,7 +228,8 @@ class MeasuredStep(NamedTuple):
 
 
 def measured_steps(setting: Setting, every: int) -> Iterator[MeasuredStep]:
-    """Train, and yield every `every`-th step from the first on that raises the loss."""
+    """Train, and yield every `every`-th step, beginning with the first step that raises
+    the loss."""
     descent = setting.descent
     tenth = max(1, setting.problem.train // 10)
     begun = False

@@ -597,7 +597,7 @@ class KernelTimes(AbstractTrial):
             )
             matrix = infinite_kernel(layers, x, engine="torch", threads=1)[1]
             ones = torch.ones(size, least).to(x)
-            # a ridge makes it nonsingular
+            # a ridge makes the matrix nonsingular
             matrix.diagonal().add_(matrix.diagonal().mean())
             works: dict[str, Callable[[], object]] = {
                 "kernel_seconds": partial(

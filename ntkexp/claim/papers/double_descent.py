@@ -44,8 +44,8 @@ class WidthSweep(AbstractTrial):
     by width.
 
         parameters     the number P of parameters
-        test_error     mean (f − y)² on test points without noise, over their variance of y
-        train_error    mean (f − y)² on the M training examples, over the same variance
+        test_error     mean (f − y)²/v on test points without noise; v is the variance of their y
+        train_error    mean (f − y)²/v on the M training examples, with the same v
         condition      λ_max/λ_min of the initial kernel among training examples, at most 10¹²
 
     All widths learn the same examples, by Levenberg–Marquardt steps. Near P = M the

@@ -276,8 +276,8 @@ class Operations(AbstractTrial):
     """The cost of kernel regression at infinite width, relative to training a network.
 
         operations    number of operations of regression / number of operations of training
-        censored      1 if the network was not accurate enough after `steps` steps; the true number
-                      of operations then lies below `operations`
+        censored      1 if the network was not accurate enough after `steps` steps; the true ratio
+                      then lies below `operations`
         reached       the best accuracy of the network minus the accuracy of the kernel
 
     The network is trained by full-batch Adam until its accuracy is at least the

@@ -27,8 +27,8 @@ class SubliminalLearning(AbstractTrial):
     """A student that learns to classify by imitating other outputs of a teacher, on
     noise.
 
-    A teacher is trained to classify with its first outputs. It has `extra` further
-    outputs, which its training ignores. A student with the same architecture is trained
+    A teacher is trained to classify with its first outputs. The training ignores its
+    last `extra` outputs. A student with the same architecture is trained
     only to match these extra outputs, on uniform noise. The student's training is
     followed (A. Cloud et al., "Subliminal learning: language models transmit behavioral
     traits via hidden signals in data", 2025, arXiv:2507.14805).
@@ -145,8 +145,8 @@ def accuracy(network: nn.Module, split: Split, classes: int) -> float:
 
 
 class Adder(nn.Module):
-    """A network for modular addition: embed both summands, add,
-    hidden ReLU layer, readout."""
+    """A network for modular addition. It adds the embeddings of both summands, and
+    applies a hidden ReLU layer and a readout."""
 
     def __init__(
         self, modulus: int, embedding: int, width: int, generator: torch.Generator
@@ -182,8 +182,8 @@ class GrokkingByComponent(AbstractTrial):
     phase `memorising` ends when all training sums are correct for the first time;
     `generalising` is the rest.
 
-        came        the part of the change in the margins of held-out sums, in one phase, that acts
-                    through one component (decay included)
+        came        the change of the held-out sums' margins that one component caused in the phase,
+                    decay included
         accuracy    the accuracy on held-out sums at the end of the phase
         miss        ‖Σ came − Δmargin‖/‖Δmargin‖, over all components and steps
 

@@ -1,6 +1,6 @@
 """Lazy and rich training, controlled by the scale α of the outputs.
 
-AfterKernel         compare a network with regression with its kernel after training
+AfterKernel         compare a network and the regressions with its kernels
 SilentAlignment     test if the kernel aligns with the targets before the loss falls
 LateGeneralising    measure when a classifier generalises (grokking)
 """
@@ -76,8 +76,8 @@ class ScaledDescent:
         θ ← θ − η/(α M) Σᵢ ∇g(θ; xᵢ) ℓ′ᵢ,    ℓ′ᵢ = f(xᵢ) − yᵢ,    η = fraction · 2M/λ_max
 
     M is the number of examples, and λ_max is the largest eigenvalue of the tangent
-    kernel of g at the examples. It is recomputed every few steps, because it grows in
-    rich training. A step changes f by −η/M Σᵢ K̄(x, xᵢ) ℓ′ᵢ, where K̄ is the secant
+    kernel of g at the examples. λ_max grows in rich training, so it is recomputed every
+    few steps. A step changes f by −η/M Σᵢ K̄(x, xᵢ) ℓ′ᵢ, where K̄ is the secant
     kernel of g. A stable η therefore does not depend on α. If a step would change the
     weights by more than the fraction `stride` of their norm, η is reduced."""
 
@@ -146,8 +146,8 @@ def task_of(split: Split) -> LearnedTask:
 
 
 def both_tasks(data: Data) -> tuple[LearnedTask, LearnedTask]:
-    """Return the training and the test examples of two classes. Raise if there are
-    none."""
+    """Return the training and the test examples. Raise unless the data have two classes
+    and test examples."""
     if len(data.classes) != 2 or not len(data.test.inputs):
         raise Mistake(
             "trial.data: choose data of two classes, and leave some for the test, "
@@ -203,8 +203,8 @@ class ScaledNetwork:
 
 
 class AfterKernel(AbstractTrial):
-    """A trained network compared with regression with its kernels before
-    and after training.
+    """A trained network, compared with two kernel regressions: with the tangent kernel
+    before and after training.
 
     For each width in `widths` and each number of examples in `trains`, a network learns
     two classes, y = ±1. There are three predictors:
@@ -658,11 +658,10 @@ def top_mode(
     mode: Float[Tensor, "train out"],
     powers: int,
 ) -> tuple[Float[Tensor, "train out"], float]:
-    """Return the largest eigenvalue of J Jᵀ and its eigenvector,
-    after `powers` power iterations.
+    """Return the first eigenvector of J Jᵀ and its eigenvalue,
+    estimated by `powers` power iterations.
 
-    J is the Jacobian of the outputs at `x`. The iterations start from `mode`. The
-    returned tuple is (eigenvector, eigenvalue).
+    J is the Jacobian of the outputs at `x`. The iterations start from `mode`.
 
     >>> import torch
     >>> inputs = torch.diag(torch.tensor([3.0, 1.0]))

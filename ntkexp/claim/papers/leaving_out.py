@@ -1,5 +1,5 @@
 """Retraining without some examples, and attribution scores that are
-meant to predict its effect."""
+meant to predict the effect of this retraining."""
 
 from __future__ import annotations
 
@@ -375,7 +375,7 @@ def score(
 #
 #     effect           the leave-out effect: each batch's gradient without i is exact, and
 #                      everything after this change is linearised
-#     one_step         the same, but each optimizer step without i is exact too
+#     one_step         as `effect`, but each optimizer step without i is exact too
 #     contributions    −𝒮(x, xᵢ) by secants
 #     tracin           Σ_s η_s w K_s(x, xᵢ) ℓ′ᵢ(s), contributions at first order in η;
 #                      w is the weight of the example in the batch mean
@@ -397,7 +397,7 @@ EXAMPLES_PER_DIMENSION = 4
 
 
 def all_scores(retrained: Retraining) -> dict[str, Float[Tensor, "point train"]]:
-    """Return the score τ(x, xᵢ) of each method above,
+    """Return the scores τ(x, xᵢ) of all methods in the list above,
     at the points x outside the training set."""
     added = attributions(retrained)
     effect = would_change(retrained)
@@ -459,7 +459,7 @@ class RemovalScores(AbstractTrial):
                        change of f_T(x) when G is left out; mean over points x
         miss           ‖Σᵢ 𝒮(·, xᵢ) − (f_T − f_0)‖/‖f_T − f_0‖, for contributions
 
-    The column `score` names τ, one of the scores in the list above. The column
+    The column `score` names τ, one of the scores that `all_scores` computes. The column
     `left_out` is `one` for single examples, or the relative size of the random groups.
     `base` holds settings as for `ntkexp train`."""
 

@@ -141,7 +141,7 @@ class WeightRank(AbstractQuantity):
     """The rank correlation between weights of examples
     and their accumulated loss derivatives.
 
-    Rows have the Spearman correlation of their run over training examples i, between
+    Rows have the Spearman correlation over the training examples i of a run, between
 
         mean_x |w(x, xᵢ)|    and    ∫|ℓ′ᵢ| dt
 
@@ -202,8 +202,8 @@ class StoredExamples(AbstractQuantity):
     """The largest contributors to predictions,
     for a network with one output on two classes.
 
-    Rows have these shares, labelled by the column `quantity`. All but `top_share` are
-    shares of the points of a split:
+    Rows have these shares, labelled by the column `quantity`. The first four are the
+    shares of points of a split for which the statement is true:
 
         same_class       the training example with the largest |𝒮| has the predicted label
         nearest_input    the nearest training example by input distance has the predicted label
@@ -314,7 +314,7 @@ class MarginBound(AbstractQuantity):
     Rows have these numbers, labelled by the column `quantity`.
 
         bound     mean_i φ(yᵢ f(xᵢ)) + (2B/n) √(Σᵢ 𝒦(xᵢ, xᵢ)) + 3 √(ln(2/δ)/2n)
-        error     the share of points of a split with the wrong sign
+        error     the share of points of a split at which f_T has the wrong sign
 
     Here f = f_T − f_0 at n training examples of two classes, φ(z) = min(1, max(0, 1 −
     z)), B² = fᵀ 𝒦⁻¹ f and δ = 0.05. 𝒦 is made symmetric, 𝒦 ← (𝒦 + 𝒦ᵀ)/2,

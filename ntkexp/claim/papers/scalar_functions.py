@@ -48,7 +48,7 @@ Integer = Annotated[int, Field(ge=-(10**4), le=10**4)]
 
 class ScalarCurve(AbstractTrial):
     """The kernel of a scalar function f with an observation x′,
-    and a descent step on it.
+    and a descent step on this observation.
 
     The points x are the integers from `first` to `last`. The observation (x′, y′) is
     (`observed`, `value`). There is a row for each x:

@@ -146,7 +146,7 @@ class AbstractEnsembles(AbstractTrial):
 
 
 train_all_layers = partial(EnsembleTraining, divisor=1.0, readout=False)
-"""Full-batch training on the sum of squared errors."""
+"""Full-batch training of all layers on Σ ½(f − y)²."""
 
 
 class FirstOutputs(AbstractEnsembles):
@@ -487,8 +487,8 @@ def regression_gaps(
     networks: StackedNetworks,
     kernels: Mapping[str, Float[Tensor, "*network point train"]],
 ) -> dict[str, float]:
-    """Train networks f, and with them predictors f̂ under each fixed kernel. Return for
-    each kernel the relative distance (`gap`) between f and f̂."""
+    """Train networks f, and predictors f̂ with each fixed kernel. Return the relative
+    distance (`gap`) between f and f̂ for each kernel."""
     train = len(training.targets)
     with torch.no_grad():
         start = networks.outputs(training.inputs)
@@ -523,7 +523,8 @@ class EnsembleBesideProcesses(AbstractTrial):
 
         mean         the rms difference between the means of ensemble and process, in standard
                      errors; 1 if they are equal
-        deviation    the standard deviation of the ensemble / that of the process; 1 if equal
+        deviation    standard deviation of the ensemble / standard deviation of the process; 1 if
+                     they are equal
     """
 
     words: tuple[str, ...]
