@@ -191,8 +191,7 @@ def open_or_begin(path: Path, kernel: AbstractKernel, force: bool) -> KernelMatr
 
 
 def first_difference(matrix: KernelMatrix, kernel: AbstractKernel) -> str:
-    """Return a text on the first difference between the kernel in a file and this
-    kernel."""
+    """Describe the first difference between the kernel in a file and this kernel."""
     of_file = matrix.description
     description = kernel.description
     differences = {
@@ -418,8 +417,8 @@ def unmarked_tiles(
 def split_tiles(
     tiles: Sequence[Tile], seconds: float, workers: int
 ) -> list[Sequence[Tile]]:
-    """Split tiles into parts of at most about TASK_SECONDS,
-    and at least one part per worker.
+    """Split tiles into parts that take at most about TASK_SECONDS. If there are enough
+    tiles, return at least one part per worker.
 
     >>> [len(part) for part in split_tiles([(k, 0) for k in range(10)], seconds=1.0, workers=3)]
     [3, 3, 4]

@@ -328,7 +328,7 @@ class Abs(AbstractBent):
 # --- Smooth activations with closed-form kernels
 #
 # The formulas contain a quantity D, whose square is a difference of squares. If u = v,
-# it is D² = 1 + 4q (erf) or D² = 1 + 2q (GELU), without a difference.
+# D² is 1 + 4q (erf) or 1 + 2q (GELU), without a difference.
 
 
 class AbstractEntire(AbstractPointwise):

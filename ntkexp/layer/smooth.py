@@ -215,8 +215,9 @@ class AbstractSmooth(AbstractPointwise):
         """Return the functions of the variance that the operation SERIES of the fused
         engine needs: 1/√q, E σ, and the coefficients b_k of σ′.
 
-        The largest variance determines the number of coefficients. Because a_k = √q
-        b_{k−1}/√k, the value is κ = a₀a₀ + c Σ b_k b_k ρᵏ/(k + 1)."""
+        The largest variance determines the number of coefficients. Each product below
+        has one factor from each example. Because a_k = √q b_{k−1}/√k, the value is κ =
+        a₀a₀ + c Σ b_k b_k ρᵏ/(k + 1)."""
         first, step = self.correlation_powers
         count = self.count(float(q.max()), q.dtype)
         enough = [order for order in ORDERS if order >= count]

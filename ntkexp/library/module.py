@@ -49,7 +49,7 @@ def of_module(function: Callable[P, R]) -> Callable[P, R]:
     """Decorate a function of a user's module and inputs with checks of its arguments.
 
     The arguments are checked before the call. If the call fails, the module runs alone
-    on the inputs. If it fails too, the error message says so."""
+    on the inputs. If the module also fails, the error message says so."""
     parameters = signature(function)
 
     @wraps(function)

@@ -3,7 +3,7 @@ block in bounded memory.
 
 The division into blocks depends only on shapes, and the entries of a block depend only
 on its own examples. Processes can therefore compute blocks in any order, and repeat
-them after a kill, with bitwise equal results."""
+them after they were killed, with bitwise equal results."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def compute(
     threads: int | None = None,
 ) -> KernelBlock:
     """Compute one block of the NNGP kernel and the tangent kernel between `x1` and
-    `x2`, by default `x1`. Use about `budget` of memory."""
+    `x2`. Without `x2`, both sides are `x1`. Use about `budget` of memory."""
     left = net.side(x1[place.rows])
     right = left
     if not place.same:

@@ -128,8 +128,8 @@ class LimitKernels:
 
 @dataclass(frozen=True, kw_only=True)
 class RunMatrices:
-    """The results of a run from which kernel machines predict, at all points. The first
-    `train` points are the training examples."""
+    """The results of a run at all points. Kernel machines predict from these results.
+    The first `train` points are the training examples."""
 
     inputs: Float[Tensor, "query feature"]
     train: int
@@ -154,8 +154,8 @@ class RunMatrices:
     # or None if they explain the outputs
     measured: MeasuredPoints | None = None
     measure: Callable[[AbstractMeasure], MeasuredPoints | None] | None = None
-    """A function that returns a measure together with the targets of these points. It
-    may raise a `Mistake`."""
+    """A function that attaches the targets of all points to a measure. It may raise a
+    `Mistake`."""
 
     @property
     def keeps_kernels(self) -> bool:
@@ -215,7 +215,7 @@ class Prediction:
     detail: str = ""  # settings and results to show, such as a rank
     note: str = ""
     # True for sums over the path. They are NaN where 𝒦 and 𝒮 were not computed. If 𝒦
-    # and 𝒮 explain a measure of the outputs, so does the sum.
+    # and 𝒮 explain a measure of the outputs, the sum predicts this measure.
     is_path_sum: bool = False
     # a measure to apply to both f̂ and the network's outputs before they are compared;
     # None to compare the outputs

@@ -142,7 +142,7 @@ def compare_on_split(
             machine.name,
             note="none of these points is attributed: raise path.attributed",
         )
-    # A prediction may be of a measure g of the outputs. Then compare with g(f_0) and
+    # If the prediction is one of a measure g of the outputs, compare with g(f_0) and
     # g(f_T), and multiply the rounding errors by the slope of g.
     g = outcome.measure
     start_of_all = matrices.start

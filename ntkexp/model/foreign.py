@@ -201,8 +201,7 @@ VISION = {"timm", "torchvision", "transformers"}
 
 
 class TrustedModules(MetaPathFinder):
-    """An import hook that finds the modules that trusted files import
-    from their own folders.
+    """An import hook by which trusted files can import modules from their own folders.
 
     The folders are not added to `sys.path`, because libraries search it for optional
     modules, and would run untrusted files. The finder is the last one in

@@ -37,7 +37,7 @@ class GD(AbstractPlain):
 class SGD(AbstractBatched, AbstractPlain):
     """Stochastic gradient descent: θ ← θ − η ∇L_B on a mini-batch B.
 
-    Mini-batches of 32.
+    By default, a mini-batch has 32 examples.
 
     >>> SGD(batch=2).batch_indices(step=0, examples=4, seed=0).shape
     torch.Size([2])
