@@ -425,9 +425,9 @@ class Reference:
         return torch.cat(parts)
 
     def chance(self, distances: Float[Tensor, "2"]) -> float:
-        """Return the p-value: twice the smaller of two fractions, the fractions of
-        simulated ensembles with at least the distance of the mean and of the
-        covariance."""
+        """Return the p-value. For both `distances`, of the mean and of the covariance,
+        find the fraction of simulated ensembles with at least this distance. The
+        p-value is twice the smaller fraction."""
         if not distances.isfinite().all():
             return math.nan
         farther = (self.drawn >= distances).sum(0)

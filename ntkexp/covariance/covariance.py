@@ -55,7 +55,7 @@ class Signal:
     - `fresh`: the signal is independent of the input of its branch. The covariances of
       a sum add only if all terms except one are fresh.
     - `wide`: the number of channels grows with the width. (The number of input channels
-    does not.)
+      does not.)
       Dropout and concatenations require it.
     - `uneven`: a concatenation has joined channels of different variances.
 

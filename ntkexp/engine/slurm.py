@@ -117,8 +117,8 @@ class SlurmWorkers(AbstractWorkers):
             )
 
     def watch(self) -> None:
-        """Complete the futures of finished jobs,
-        until `shutdown` is called and all have ended."""
+        """Complete the futures of finished jobs, until `shutdown` is called and all
+        jobs have ended."""
         while self.jobs or not self.stopping.is_set():
             for future, (task, job) in list(self.jobs.items()):
                 try:

@@ -150,8 +150,8 @@ class ConvolutionOfTorch(AbstractAffineModule):
 #
 # At infinite width, the layer maps the NNGP kernel K and the tangent kernel Θ of its
 # inputs to K′ and Θ′. Let m be the mean over the window of a convolution,
-# m(K)[p, q] = mean_δ K[p + δ, q + δ]. For a dense layer, m is the identity. N is the
-# number of input channels of the finite network:
+# m(K)[p, q] = mean_δ K[p + δ, q + δ]. For a dense layer, m is the identity. The finite
+# network has N input channels.
 #
 #     K′ = W_std² m(K) + b_std²
 #     Θ′ = W_std² m(Θ) + source,    source = K′                              in NTK parametrisation

@@ -338,9 +338,10 @@ def tangent_kernel(
         module: any module whose outputs for an example do not depend
             on the other examples.
         x1: a tensor, a tuple of tensors or a dict of keyword arguments. The first axis
-        of each tensor counts examples. x2: other examples, by default those of x1.
-        weights: replaces some or all parameters of the module, by name. output: the
-        name or index of a tensor, if the module returns several. Its axes
+            of each tensor counts examples.
+        x2: other examples. By default, the examples of x1.
+        weights: replaces some or all parameters of the module, by name.
+        output: the name or index of a tensor, if the module returns several. Its axes
             after the first are flattened to C outputs.
         outputs: "all", a list of indices, "trace" for Σ_c K[x, c, x′, c] as [n1, 1, n2,
             1], or "diagonal" for K[x, c, x′, c] as [n1, n2, C].

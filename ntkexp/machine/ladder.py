@@ -2,7 +2,7 @@
 
 relative error   ‖f̂ − f_T‖ / ‖f_T − f_0‖ over all points and outputs of the split
 floor            100 eps · size / ‖f_T − f_0‖, the relative error that rounding explains; `size` is ‖f_0‖ + ‖f_T‖.
-                 If f is a difference of two networks (`init.antisymmetric` or `centred`), it is the sum of the norms
+                 If f is a difference of two networks (`init.antisymmetric` or `centred`), `size` sums the norms
                  of the terms.
 agreement        share of points with the same label: the largest output, or the sign of a single output
 r²               1 − ‖f̂ − f_T‖² / ‖f_T − mean f_T‖²

@@ -134,6 +134,7 @@ def positions(
 # with precomputed coefficients b_k
 #
 #     K′ = a₀a₀ + K Σ_k b_k b_k ρᵏ/(k + 1),    Θ′ = Θ Σ_k b_k b_k ρᵏ
+#
 # a₀ = E σ and b_k are fields. Each product has one factor from each example. Horner's
 # scheme evaluates both series as polynomials in t, from the last power to the first. It
 # adds four terms at a time, so that each sum is read and written less often. If the
@@ -311,6 +312,7 @@ def apply_series(
 #     sine    a = b²q/2:                        e± = exp(∓b²K − a₁ − a₂), e₊ times cos 2c₀
 #             K′ = (a²/2)(e₋ − e₊),  Θ′ = Θ (a²b²/2)(e₋ + e₊)
 #     norm    a = 1/√(q + ε):                   K′ = K a₁a₂,  Θ′ = Θ a₁a₂
+#
 # For the sine a sin(bz + c₀), a² is the squared amplitude. If a pixel is paired with
 # itself, 1 − s = a₁a₂ for erf and GELU, and b²K = a₁ + a₂ for the sine. The code uses
 # these values, which avoid cancellation. For all pairs, 1 − |s| > a₁a₂/2. The code
@@ -440,6 +442,7 @@ def apply_norm(band: Band, shape: BandShape, fields: PairFields, field: int) -> 
 #
 #     m = s Σ K + b,   w = s Σ Θ + α Σ K + β             kernels after the affine layer; Σ over a window
 #     K′ = R (k (sin ϑ − ρϑ) + hρ),   Θ′ = w (h − kϑ)    kernels after the activation, with ϑ = arccos ρ
+#
 # Each of the pixels p and p + o has two fields: r = √q, and i = 1/√q (0 if q = 0). R =
 # r₁r₂ and ρ = m i₁ i₂. The constants of the activation are k and h (see
 # `AbstractBent`).

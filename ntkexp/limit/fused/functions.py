@@ -336,6 +336,7 @@ def _exponential(x: Any) -> Callable[[Any], Any]:
 #
 #     arcsin s = w A(w²),            w = s                for s ≤ ½
 #     arcsin s = π/2 − 2 w A(w²),    w = √((1 − s)/2)     for s > ½
+#
 # Callers also pass 1 − |s|. Their value may be more accurate than a difference from s.
 # A is analytic far beyond [0, ¼]. Its Chebyshev approximation was computed with 60
 # digits and converted to powers. The relative error is 3e-17 (degree 12) for float64
