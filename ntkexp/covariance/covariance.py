@@ -292,8 +292,8 @@ class Covariance:
         return mapped
 
     def enter_nonlinear(self) -> tuple[Covariance, PairEnd, PairEnd]:
-        """Enter a nonlinear layer. Return the variances at both pixels, and the
-        covariance with an updated `left` or an updated count `nonlinear_layers`."""
+        """Enter a nonlinear layer. Return the covariance, in which `left` or
+        `nonlinear_layers` is updated, and the variances at both pixels."""
         pairs = self.pairs
         if self.ntk is None:
             q = pairs.diagonal(self.nngp)

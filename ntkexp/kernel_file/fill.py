@@ -260,7 +260,7 @@ def compute_tile(
     kernel: AbstractKernel, tiling: Tiling, tile: Tile
 ) -> tuple[Arrays, Arrays]:
     """Return the blocks of one tile, and the kernels K(x, x) of points x with
-    themselves, which a file stores in an array of their own.
+    themselves. A file stores K(x, x) in separate arrays.
 
     One tile in each row of tiles computes K(x, x) for the points of its rows. For other
     tiles, the second result is empty."""
@@ -327,7 +327,7 @@ class TileJob(AbstractJob):
     trust: tuple[str, ...]
     kind: type[AbstractKernel]
     options: dict[str, Any]
-    """The fields of the kernel's class that are not in its base class."""
+    """The fields of the kernel's class that are not in `AbstractKernel`."""
 
     tiles: tuple[Tile, ...] = ()
 

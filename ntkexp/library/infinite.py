@@ -72,8 +72,8 @@ def infinite_kernel(
     Layers are Dense, Conv, PaddedConv, ConvTranspose, ReLU, LeakyReLU, Abs, Erf, GELU,
     Sin, Cos, Tanh, SiLU, Generic, Polynomial, Hermite, AvgPool, GlobalAvgPool, Flatten,
     LayerNorm, Dropout, SelfAttention, Residual, Concatenation. The `W_std` and `b_std`
-    of layers may be tensors. Both kernels are differentiable with respect to these and
-    to the inputs.
+    of layers may be tensors. Both kernels are differentiable with respect to these
+    tensors and the inputs.
 
     If `spec` is an `nn.Sequential`, its layers are used, but not the values of its
     weights. By default, weights are assumed to have torch's initialisation, uniform on

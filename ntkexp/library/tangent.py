@@ -1,9 +1,9 @@
 """The tangent kernel of any module.
 
-It is computed from Jacobians with one block for each parameter (assembled Jacobians). If
-these exceed the memory, it is computed from chunks of Jacobians, or from random
-projections (sketches). If the kernel itself exceeds the memory, an error is raised before
-the computation.
+It is computed from Jacobians with one block for each parameter (assembled Jacobians).
+If these exceed the memory, it is computed from chunks of Jacobians. With `sketch`, it
+is estimated from random projections (sketches). If the kernel itself exceeds the
+memory, an error is raised before the computation.
 
 >>> refuse_large("kernel", 10**6, 10**6, outputs=1000, needed=8e18)  # doctest: +ELLIPSIS
 Traceback (most recent call last):

@@ -94,8 +94,8 @@ def choose_engine(
 
 
 MAX_BLOCK_WORK = 2**32
-"""The largest work in a block (pixel pairs times layers),
-which takes seconds to a minute."""
+"""The largest work in a block (pixel pairs times layers). This work takes seconds to a
+minute."""
 MIN_LIMIT_BLOCK_SIDE = 16
 MAX_LIMIT_BLOCK_SIDE = 2048
 

@@ -102,7 +102,7 @@ class PathKernel:
 def for_each_output(
     kernel: Float[Tensor, "query train"], outputs: int
 ) -> Float[Tensor, "query out train out_"]:
-    """Return a kernel that is equal for all outputs, times the identity of the
+    """Expand the kernel of one output to all outputs, by the identity matrix of the
     outputs."""
     identity = torch.eye(outputs, dtype=kernel.dtype, device=kernel.device)
     return kernel[:, None, :, None] * identity[:, None]
@@ -223,9 +223,9 @@ class Prediction:
 
 
 class AbstractMachine(Component):
-    """A kernel machine, which is one row of the comparison. If `control` is True, it is
-    not meant to explain the network, so reports never name it as
-    the nearest kernel machine."""
+    """A kernel machine, which is one row of the comparison. A kernel machine with
+    `control` is not meant to explain the network, so reports never name it as the
+    nearest one."""
 
     control: ClassVar[bool] = False
     # True if the machine uses the kernels at infinite width
@@ -256,8 +256,8 @@ def train_matrix(
 
 
 def refuse_none(kernel: Float[Tensor, "query out train out_"]) -> None:
-    """Raise `DoesNotApply` if the kernel was not stored, so
-    that it has no training examples."""
+    """Raise `DoesNotApply` if the kernel was not stored. Its axis of training examples
+    then has length 0."""
     if not kernel.shape[2]:
         raise DoesNotApply(
             "no kernel for every pair of outputs was kept: needs path.kernels=all"

@@ -291,8 +291,8 @@ def files_imported(file: Path) -> tuple[Path, ...]:
 
 
 def imported_packages(file: Path) -> Iterator[str]:
-    """Yield the names of the top-level packages that a file imports.
-    Yield nothing if it is not Python."""
+    """Yield the names of the top-level packages that a file imports. Yield nothing if
+    the file is not Python."""
     try:
         tree = ast.parse(file.read_bytes())
     except (OSError, SyntaxError, ValueError):

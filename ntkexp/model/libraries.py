@@ -281,8 +281,8 @@ def rows_of_example(shape: Shape) -> tuple[int, int]:
     """Return the number of positions of an example,
     and the number of features per position.
 
-    The positions of an image are its rows (with all channels).
-    For other examples, they are the first axis.
+    The positions of an image are its rows (with all channels). The positions of other
+    examples are their first axis.
 
     >>> rows_of_example((3, 8, 4)), rows_of_example((5, 7)), rows_of_example((6,))
     ((8, 12), (5, 7), (6, 1))
@@ -435,8 +435,8 @@ class Huggingface(AbstractArchitecture):
         }
 
     def sizes(self, task: LearningTask) -> dict[str, Option | tuple[int, ...]]:
-        """Return width, depth, heads and data sizes under the names
-        in configurations."""
+        """Return width, depth, heads and data sizes under the names in configurations
+        of transformers."""
         heads = largest_divisor(self.heads, self.width)
         sizes: dict[str, Option | tuple[int, ...]] = {
             "vocab_size": max(task.vocabulary, 1),

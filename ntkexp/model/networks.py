@@ -89,7 +89,7 @@ DEFAULT_SPEC = (
 
 
 class Layers(AbstractLayered):
-    """A free list of layers, in the format of `ntkexp.infinite_kernel`.
+    """A list of layers, in the format of `ntkexp.infinite_kernel`.
 
     The layers of `spec` are scaled so that the widest hidden layer has `width`
     features. The last layer gets one feature per output. The layers set their scales

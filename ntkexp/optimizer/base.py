@@ -69,8 +69,7 @@ class Arc:
 
 
 GUARD = 1e-6
-"""PyTorch's clipping adds this number to the norm
-of the gradient before dividing by it."""
+"""PyTorch's clipping divides by the norm of the gradient plus this number."""
 
 Memory: TypeAlias = Mapping[str, Weights]
 """The state of an optimizer after a step, by name, such as `velocity`."""

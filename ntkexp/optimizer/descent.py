@@ -198,7 +198,7 @@ class Rmsprop(AbstractAdaptive):
         }
 
 
-# --- Step s = 0, 1, … of Adam (Kingma & Ba 2015), as PyTorch has it:
+# --- Step s = 0, 1, … of Adam (Kingma & Ba 2015), as in PyTorch:
 #
 #     m ← β₁m + (1 − β₁)g        v ← β₂v + (1 − β₂)g²
 #     n = √v/ρ + ε               ρ = √(1 − β₂ˢ⁺¹)

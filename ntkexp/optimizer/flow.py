@@ -175,7 +175,8 @@ class Controller:
     """Chooses the lengths of the arcs of a gradient flow.
 
     A length is a fraction of a training step, which takes the time `scale`. The memory
-    holds times instead, because `scale` may differ in the next training step.
+    holds times instead of lengths, because `scale` may differ in the next training
+    step.
     """
 
     def __init__(self, tolerance: float, memory: Memory, scale: float) -> None:

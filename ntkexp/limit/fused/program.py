@@ -167,8 +167,8 @@ NO_SLOT = -1
 
 @dataclass(frozen=True)
 class Coarsenings:
-    """The registers that a level averages for the next one,
-    as arrays for compiled loops."""
+    """The registers that a level averages for the next level, as arrays for compiled
+    loops."""
 
     registers: Array
     shares: Array
