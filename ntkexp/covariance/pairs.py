@@ -243,7 +243,7 @@ class AbstractPixelMap(ABC):
         the new offset `shift`, as an array [new pixel, fine pair].
 
         An index counts along the flattened axes (offset, pixel). A pair outside the
-        image gets the index after the last.
+        image gets the index after the last pair.
         """
         n = pairs.pixels[axis]
         index = {offset: k for k, offset in enumerate(pairs.offsets[axis])}
@@ -330,8 +330,9 @@ class Coarse(AbstractPixelMap):
 
 @dataclass(frozen=True)
 class Taps(AbstractPixelMap):
-    """For every output pixel: the input (fine) pixel p_k that each weight k of a window
-    multiplies, or −1 if p_k is outside the image.
+    """A map that sums over the weights k of a window. For every output pixel, `members`
+    lists the input (fine) pixel p_k that each weight k multiplies, or −1 if p_k is
+    outside the image.
 
         K′[p′, q′] = Σ_k K[p_k(p′), p_k(q′)] / |window|
 
@@ -469,7 +470,7 @@ def average_pixels(values: Tensor, pairs: Pairs, coarse: Sequence[Coarse]) -> Te
         dim = values.dim() - 2 * (len(coarse) - axis)
         lead = values.shape[:dim]
         rest = values.shape[dim + 2 :]
-        # no later layer needs a pair of pixels on this axis
+        # without offsets, no later layer needs a pair of pixels on this axis
         if not after.offsets[axis]:
             values = values.new_empty(*lead, 0, len(one.members), *rest)
             continue
@@ -590,8 +591,8 @@ class Operation:
     """The function from the variance q to the fields. Outside the image, the fields are
     set to zero."""
     variance_index: int = 0
-    """Number of earlier operations with `fields_of`, which is the index into the
-    variances."""
+    """The index into the variances: the number of earlier operations with
+    `fields_of`."""
     coarse: tuple[Coarse, ...] = ()
     """The averages of COARSEN along planes, rows and columns."""
 

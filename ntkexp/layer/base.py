@@ -144,8 +144,8 @@ class AbstractLayer(Component):
         raise Mistake(f"{type(self).__name__} has no known limit of infinite width")
 
     def input_pairs(self, output_pairs: Pairs, shape: Shape) -> Pairs:
-        """Return the pixel pairs of the input whose covariances determine those at
-        `output_pairs` after the layer."""
+        """Return the pixel pairs of the input at which `push` needs covariances, to
+        compute the covariances at `output_pairs` after the layer."""
         return output_pairs
 
     def input_self_pairs(
@@ -210,8 +210,8 @@ def carry(layers: LayerChain, signal: Signal) -> Signal:
 
 
 def input_pairs(layers: LayerChain, output_pairs: Pairs, shape: Shape) -> Pairs:
-    """Return the pixel pairs of the input whose covariances determine those at
-    `output_pairs` after all layers."""
+    """Return the pixel pairs of the input at which `push` needs covariances, to compute
+    the covariances at `output_pairs` after all layers."""
     for layer, before in zip(
         reversed(layers), reversed(shapes(layers, shape)[:-1]), strict=True
     ):
@@ -246,7 +246,7 @@ def fused(layers: LayerChain, shape: Shape, register: int, free: int) -> Operati
         if not defines_itself(layer, "fused"):
             raise NoFusedForm(type(layer).__name__)
         of_layer = layer.fused(before, register, free)
-        # Compare the image size after the operations with that after the layer.
+        # Compare the image size after the operations with the size after the layer.
         pixels = before[1:]
         for operation in of_layer:
             if operation.register == register and operation.coarse:
@@ -350,8 +350,8 @@ class Residual(AbstractLayer):
 def self_pairs_of_branches(
     branches: tuple[LayerChain, ...], output_pairs: Pairs | None, shape: Shape
 ) -> Pairs | None:
-    """Return the union of the pairs that branches need between an example
-    and itself, or None."""
+    """Return the union of the pairs that branches need between an example and itself,
+    or None if no branch needs any."""
     by_branch = [input_self_pairs(layers, output_pairs, shape) for layers in branches]
     needed = [pairs for pairs in by_branch if pairs is not None]
     if not needed:
@@ -468,7 +468,7 @@ class Concatenation(AbstractLayer):
 
 
 class SideBySide(nn.ModuleList):
-    """Apply several modules, and concatenate their outputs along the channels."""
+    """Several modules whose outputs are concatenated along the channels."""
 
     def forward(
         self, x: Float[Tensor, "example *shape"]

@@ -32,7 +32,7 @@ from ntkexp.shapes import Shape
 
 
 class Flatten(AbstractLayer):
-    """All axes of an example as one axis.
+    """A layer that flattens all axes of an example.
 
     At infinite width, K′ = mean_p K[p, p], and Θ′ has the same form. (The next affine
     layer computes this mean.) No activation may follow directly, because pixels may

@@ -107,8 +107,8 @@ QUADRATURE_NODES = 2048
 0.05 from the real line. """
 VARIANCES_AT_ONCE = 4096
 FUSED_MISSING_SHARE = {torch.float64: NEGLIGIBLE_SHARE, torch.float32: 1e-8}
-"""The share of E σ′² that the series of the fused engine may miss. By Cauchy–Schwarz, it
-bounds the relative error of κ̇."""
+"""The share of E σ′² that the series of the fused engine may miss. By Cauchy–Schwarz,
+this share bounds the relative error of κ̇."""
 TOGETHER = 4
 """Number of terms that the fused form adds in one pass."""
 
@@ -271,8 +271,8 @@ def nodes() -> Float[Tensor, " node"]:
 
 @cache
 def densities() -> Float[Tensor, " node"]:
-    """Return the quadrature weights: the normal density times the distance
-    of the points."""
+    """Return the quadrature weights: the normal density times the distance between
+    neighbouring points."""
     z = nodes()
     distance = 2 * QUADRATURE_REACH / QUADRATURE_NODES
     return torch.exp(-z * z / 2) * (distance / sqrt(2 * pi))
@@ -307,7 +307,7 @@ class SiLU(AbstractSmooth):
 
 
 MAX_DEGREE = 16
-"""Largest degree. For polynomials up to this degree, the square times the density is
+"""Largest degree. For polynomials up to this degree, σ² times the normal density is
 negligible at the last quadrature points."""
 
 

@@ -45,8 +45,8 @@ Torch needs 0.1 s for this work; loading numba takes 1 s.
 
 
 def fused_obstacle(net: Network, x: Tensor) -> str | None:
-    """Return the reason why the fused engine cannot take these inputs
-    or weight scales, or None."""
+    """Return the reason why the fused engine cannot take these inputs or weight scales.
+    Return None if it can."""
     if x.device.type != "cpu" or x.dtype not in {torch.float32, torch.float64}:
         return f"it takes float32 or float64 on a CPU, not {x.dtype} on {x.device.type}"
     tensors = [x]

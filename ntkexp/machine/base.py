@@ -47,17 +47,19 @@ class Training:
     """Properties of a run's training, which kernel machines need to repeat it."""
 
     time: float  # Σ_s η_s, the sum of the step sizes
-    # wᵢℓ″ for full-batch training, where wᵢ is the weight of example i; None if it is
-    # not constant
+    # w max ℓ″ for full-batch training, where w is the weight of an example in the
+    # objective; for a quadratic loss, this is w ℓ″
     weight: float
     # True if the loss is quadratic in the outputs, with its minimum at the targets
     is_quadratic: bool
-    # True for full-batch gradient descent or flow with one step size for all weights
+    # True for gradient descent or flow with one step size for all weights, without
+    # momentum, weight decay, clipping and changes of the data
     is_plain: bool
     is_flow: bool  # True for gradient flow
     mean_coefficients: Float[Tensor, "train out"] | None
     """−Σ_s η_s ℓ′(s)/Σ_s η_s: minus the time average of ℓ′, the derivatives of the loss
-    by the outputs at the training examples. None for an optimizer with momentum."""
+    by the outputs at the training examples. None for an optimizer with momentum or with
+    a step size per weight."""
     repeat: Repeat
 
     @property
@@ -139,7 +141,7 @@ class RunMatrices:
     paths: Mapping[str, PathKernel]
     kernel_start: Float[Tensor, "query out kept out_"]
     kernel_end: Float[Tensor, "query out kept out_"]
-    # J(θ_0)·θ_0 if there is weight decay
+    # J(θ_0)·θ_0 if there is weight decay, else 0
     initial_weight_term: Float[Tensor, "query out"]
     # the points that have rows in 𝒦 and 𝒮: all points, or all except the training
     # examples
@@ -225,7 +227,7 @@ class Prediction:
 class AbstractMachine(Component):
     """A kernel machine, which is one row of the comparison. A kernel machine with
     `control` is not meant to explain the network, so reports never name it as the
-    nearest one."""
+    nearest kernel machine."""
 
     control: ClassVar[bool] = False
     # True if the machine uses the kernels at infinite width

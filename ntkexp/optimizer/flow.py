@@ -172,7 +172,7 @@ class Flow(AbstractPlain):
 
 
 class Controller:
-    """Chooses the lengths of the arcs of a gradient flow.
+    """The step-size control of a gradient flow, which chooses the lengths of the arcs.
 
     A length is a fraction of a training step, which takes the time `scale`. The memory
     holds times instead of lengths, because `scale` may differ in the next training

@@ -172,8 +172,9 @@ def start_series(
 def add_terms(
     sums: Band, t: Array, size: int, shares: Array, fields: PairFields, field: int
 ) -> None:
-    """Add four terms to the power series of K′ and Θ′. Their coefficients are the
-    products b_k b_k of fields of the two examples, from the field number `field` on."""
+    """Add four terms to the power series of K′ and Θ′. The coefficients b_k of both
+    examples are the four fields from number `field` on. `shares` holds the four factors
+    1/(k + 1) in K′."""
     wide()
     value = sums.K
     slope = sums.theta

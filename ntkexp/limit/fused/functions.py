@@ -76,8 +76,8 @@ def source_digest(folder: Path) -> str:
 
 
 def borrowed(context: Any, builder: Any, kind: Any, value: Any) -> Any:
-    """Return a view of an array, or of each array in a tuple, that Numba does not
-    count."""
+    """Return a view of an array, or of each array in a tuple. Numba does not count
+    references to these views."""
     if isinstance(kind, types.Array):
         view = context.make_array(kind)(context, builder, value)
         view.meminfo = ir.Constant(view.meminfo.type, None)

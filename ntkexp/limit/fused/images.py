@@ -172,8 +172,8 @@ def laid_out(
     axis: BandAxis,
     pitch: int,
 ) -> None:
-    """Lay out the left images from pixel 0, the right images from pixel `axis.offset`,
-    and a mask that is 1 inside the image.
+    """Copy images into bands along one axis (see `stacked`): the left images from pixel
+    0, the right images from pixel `axis.offset`, and a mask that is 1 inside the image.
 
     `counts` are the numbers of fields in `sources`. Each
     field has `parts` lines along this axis."""
