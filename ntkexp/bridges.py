@@ -105,7 +105,8 @@ class FollowedScores:
     def outputs_of(
         self, targets: Sequence[int] | Tensor | None, count: int
     ) -> Sequence[int | str | None]:
-        """Return the index of the output to explain at each test point."""
+        """Return the output to explain at each test point, by index or name. Return
+        None for each point if there is no choice of outputs."""
         has_measure = MEASURE in self.found.attrs
         if self.out is not None or has_measure or "out" not in self.found.sizes:
             return [self.out] * count

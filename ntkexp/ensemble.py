@@ -1,8 +1,9 @@
 """Ensembles of networks on a one-dimensional problem, compared with Gaussian processes.
 
 At infinite width, the outputs of trained networks are draws of a Gaussian process. If
-all layers are trained, its kernel is the tangent kernel (NTK). If only the readout is
-trained, its kernel is the NNGP kernel."""
+all layers are trained, its mean and covariance follow from the tangent kernel (NTK) and
+the NNGP kernel. If only the readout is trained, they follow from the NNGP kernel
+alone."""
 
 from __future__ import annotations
 
@@ -394,7 +395,7 @@ class Reference:
         """Return the statistics `mean` and `covariance` above: the distance of the
         mean error from 0, and of the covariance of errors from `expected`.
 
-        Both are invariant under orthogonal transformations of the axes."""
+        Both distances are invariant under orthogonal transformations of the axes."""
         n = errors.shape[-2]
         points = len(self.where)
         mean = errors.mean(-2)

@@ -140,7 +140,7 @@ class AbstractLoss(Component):
     ) -> None:
         """Raise if autograd's derivatives of `value` are wrong. Compare the first
         derivative with finite differences of `value`, and the second derivative with
-        those of `output_gradient`.
+        finite differences of `output_gradient`.
 
         Leave-out effects use these derivatives.
         """

@@ -527,7 +527,7 @@ def validate(
             Required for followed loops.
         leave_out: The number of examples that each retraining leaves out,
             or their share below 1.
-        trainings: The number of retrainings.
+        trainings: The number of random groups of examples to leave out.
         top: The number or share of the top examples that QLD removes
             for each query, or None to omit QLD.
         fresh: The number of new seeds per group of examples;
@@ -624,8 +624,7 @@ def refuse_again(run: Run, again: object) -> None:
 
 
 def asked_points(run: Run, split: str | None, queries: int) -> list[int]:
-    """Return the indices of the first `queries` points of a split
-    that were attributed."""
+    """Return the indices of the first `queries` attributed points of a split."""
     place = slice_of_split(
         run, split or ("query" if "query" in run.points else main_split(run.ladder))
     )

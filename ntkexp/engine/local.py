@@ -106,7 +106,8 @@ class LocalWorkers(AbstractWorkers):
     def receive_events(
         self, name: str, process: BaseProcess, line: Connection
     ) -> Ended:
-        """Pass the events of a process to `report_event`, and return its end."""
+        """Pass the events of a process to `report_event`, and return its `Ended`
+        event."""
         event: Event | None = None
         with line, suppress(EOFError, OSError):
             while not isinstance(event := line.recv(), Ended):

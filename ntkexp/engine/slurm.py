@@ -156,7 +156,7 @@ def end_of(task: Task, job: Any) -> Ended:
 
 
 class Job:
-    """The callable of a job.
+    """The callable that submitit runs in a Slurm job.
 
     Before a job is killed, submitit calls `checkpoint` and submits the returned job.
     """

@@ -216,9 +216,9 @@ def layout_of(kernel: AbstractKernel) -> Layout:
 
 # --- Computation in this process
 #
-# If the kernel is concurrent, several threads compute tiles. Each of them uses a single
-# thread of linear algebra, so that the bytes of a tile do not depend on the number of
-# threads. The main thread writes the tiles.
+# If the kernel is concurrent, several threads compute tiles. Linear algebra inside
+# these threads is single-threaded, so that the bytes of a tile do not depend on the
+# number of threads. The main thread writes the tiles.
 
 
 def fill_tiles(
@@ -297,8 +297,8 @@ def to_arrays(blocks: Blocks) -> Arrays:
 
 # --- Computation by jobs
 #
-# Each worker gets a list of tiles. It writes each tile to the file when it is ready, and
-# marks it as finished. The command that submitted the jobs counts these marks. If a
+# Each worker gets a list of tiles. It writes every computed tile to the file, and marks
+# the tile as finished. The command that submitted the jobs counts these marks. If a
 # worker is lost, only its current tile is lost: the next round of jobs computes all
 # tiles without a mark. The command gives up if a round of jobs finishes no tile.
 

@@ -245,7 +245,7 @@ class EmpiricalKernel(AbstractKernel):
     weights: str = ""
     """The file weights.pt of a run. If it is given, `seeds` has no effect."""
     weights_at: str = "end"
-    """Use the run's weights at the `start` or at the `end` of training."""
+    """The time of the run's weights: `start` or `end` of training."""
     errors: list[tuple[float, float]] = field(default_factory=list, init=False)
     """The error bars and norms of the sketched blocks that this process computed."""
 

@@ -235,8 +235,8 @@ def reader_of(
 
 
 def refuse_short(weights: Weights) -> None:
-    """Raise if trained weights have less than 32 bits.
-    Their kernel is mostly rounding, and may overflow.
+    """Raise if trained weights have less than 32 bits. The kernel of such weights is
+    mostly rounding, and may overflow.
 
     >>> refuse_short({"a": torch.ones(1), "b": torch.ones(1, dtype=torch.float16)})
     Traceback (most recent call last):

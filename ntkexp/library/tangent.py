@@ -354,8 +354,8 @@ def tangent_kernel(
         seed: the seed of the projection.
 
     Returns:
-        The kernel, [n1, C, n2, C]. With `sketch`, a pair: an unbiased estimate K̂, and an error bar,
-        which ‖K̂ − K‖_F exceeds with probability 1 %. The error decreases like 1/√k.
+        The kernel, [n1, C, n2, C]. With `sketch`, a pair: an unbiased estimate K̂, and an error bar.
+        ‖K̂ − K‖_F exceeds the error bar with probability 1 %, and decreases like 1/√k.
 
     Raises:
         Mistake: if the module is random, couples the examples of a batch, or needs more

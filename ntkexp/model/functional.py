@@ -84,8 +84,8 @@ def function_of(
     The function passes a tuple of inputs to the module by position, and a mapping by
     name. If weights or buffers are missing, those of the module are used. Buffers are
     copied, so that a call does not change the module. `output` chooses one of several
-    outputs, or several to concatenate. Unless `any_mode`, raise if layers are random or
-    couple the examples of a batch."""
+    outputs, or several outputs, which are concatenated. Unless `any_mode`, raise if
+    layers are random or couple the examples of a batch."""
     if not any_mode:
         refuse_training_modes(module)
 
@@ -121,7 +121,7 @@ def call_with(
     A layer that occurs twice in a module has two names for each parameter. Replace such
     a parameter under all of its names: otherwise `functional_call` would leave the new
     value in the layer after the call. Embeddings with `max_norm` change their weights
-    in place, so they get a copy.
+    in place, so call them with a copy of the weights.
 
     >>> twice = nn.Sequential(layer := nn.Linear(1, 1, bias=False), nn.Tanh(), layer)
     >>> before = layer.weight
