@@ -1,8 +1,9 @@
 """Settings of the C library's memory allocator.
 
 glibc returns freed blocks above 32 MB to the operating system. The next large tensor
-then gets new pages of memory, which the system first fills with zeros. This may take
-longer than the arithmetic on the tensor. The functions below change this behaviour.
+then gets new pages of memory, which the system first fills with zeros. Filling these
+pages may take longer than the arithmetic on the tensor. The functions below change this
+behaviour.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def release_memory(tensors: Iterable[Tensor]) -> None:
     large.
 
     The C library keeps freed blocks smaller than 32 MB for later use. For a large
-    model, they add up to several times the size of the weights."""
+    model, these blocks add up to several times the size of the weights."""
     trim = getattr(LIBRARY, "malloc_trim", None)  # glibc only
     if trim is not None and is_large(tensors):
         gc.collect()

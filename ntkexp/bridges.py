@@ -5,10 +5,10 @@
 
 The classes have the methods of `quanda.explainers.Explainer` and
 `dattri.algorithm.base.BaseAttributor`, but do not import these libraries. They compute
-no scores, but look up those of a finished attribution. They find a test point by its
-values among the queries of the followed loop, and a training example by its name or its
-values. They raise an error if a test point is not a query of the loop, or if the loop
-did not use a training example."""
+no scores, but look up the scores of a finished attribution. They find a test point by
+its values among the queries of the followed loop, and a training example by its name or
+its values. They raise an error if a test point is not a query of the loop, or if the
+loop did not use a training example."""
 
 from __future__ import annotations
 
@@ -51,11 +51,12 @@ class FollowedScores:
         lower_is_better: Set to True if `measure=` is a loss. Examples that lowered the
             loss then have positive scores.
 
-    If the loop was followed with `measure=`, the targets that the library passes are
-    ignored, because the measure has its own targets.
+    If the loop was followed with `measure=`, the targets that quanda or dattri passes
+    are ignored, because the measure has its own targets.
 
     Raises:
-        Mistake: if the number of queries differs from that of the attribution.
+        Mistake: if the number of `queries` differs from the number of queries in
+        `found`.
     """
 
     found: Attribution
@@ -80,8 +81,8 @@ class FollowedScores:
     ) -> Float[Tensor, "test train"]:
         """Return the scores of the training examples `names` at the test points `data`.
 
-        If the model has an output for each class,
-        use the output of the target of each point."""
+        If the model has an output for each class, use the output of each point's target
+        class."""
         queries = np.array(self.points(data), dtype=int)
         outs = self.outputs_of(targets, len(queries))
         column_of_name = {
@@ -104,7 +105,8 @@ class FollowedScores:
     def outputs_of(
         self, targets: Sequence[int] | Tensor | None, count: int
     ) -> Sequence[int | str | None]:
-        """Return the index of the output to explain at each test point."""
+        """Return the output to explain at each test point, by index or name. Return
+        None for each point if there is no choice of outputs."""
         has_measure = MEASURE in self.found.attrs
         if self.out is not None or has_measure or "out" not in self.found.sizes:
             return [self.out] * count
@@ -178,8 +180,8 @@ class FollowedScores:
         return names
 
     def refuse_other_model(self, model: nn.Module, data: Tensor) -> None:
-        """Raise if the outputs of `model` differ from the outputs
-        of the followed model at its end.
+        """Raise if the outputs of `model` differ from the outputs of the followed model
+        at the end of training.
 
         Check nothing if the attribution does not contain the outputs.
         """

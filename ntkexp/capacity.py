@@ -63,7 +63,8 @@ class MemoryBudget:
         return max(1, min(most, int(self.free / item_bytes)))
 
     def refusal(self, needed: float, what: str, remedy: str = "") -> str:
-        """Return the error message if `needed` more bytes do not fit into memory."""
+        """Return the error message for `needed` more bytes that do not fit into memory.
+        `what` names the data that need them, and `remedy` is advice."""
         needed_gb = ROUND_UP * (self.held + needed) / 1e9
         return (
             f"memory_gb={self.bytes / 1e9:g} is less than the {needed_gb:.3g} GB of {what}; "

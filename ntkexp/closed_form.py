@@ -178,8 +178,8 @@ def factorise(matrix: Float[Tensor, "entry entry"], ridge: float) -> Factor:
 
     This takes a tenth of the time of an eigendecomposition, but serves only one ridge.
     If R has a ridge but is indefinite because of rounding, add a jitter, a small
-    multiple of the identity. Multiply it by ten at each further attempt. Without a
-    ridge, raise if the matrix is singular up to rounding.
+    multiple of the identity. Multiply the jitter by ten at each later attempt. Without
+    a ridge, raise if the matrix is singular up to rounding.
 
     >>> factor = factorise(torch.tensor([[3.0]], dtype=torch.float64), ridge=1.0)
     >>> float(factor.solve(torch.ones(1, 1, dtype=torch.float64))), factor.jitter
@@ -346,7 +346,7 @@ class Posterior:
         mean        K(x, X) (K(X, X) + σ²)⁻¹ y
         covariance  K(x, x′) − K(x, X) (K(X, X) + σ²)⁻¹ K(X, x′)
 
-    `learned` replaces the inverse in the mean, and `twice` replaces it in the
+    `learned` replaces the inverse in the mean, and `twice` replaces the inverse in the
     covariance. For networks whose readout was trained for a time s, `learned` applies
     the gain for the time s, and `twice` the gain for the time 2s. If σ² > 0,
     `covariance` differs from the covariance of trained networks

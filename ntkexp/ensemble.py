@@ -1,8 +1,9 @@
 """Ensembles of networks on a one-dimensional problem, compared with Gaussian processes.
 
 At infinite width, the outputs of trained networks are draws of a Gaussian process. If
-all layers are trained, its kernel is the tangent kernel (NTK). If only the readout is
-trained, its kernel is the NNGP kernel."""
+all layers are trained, its mean and covariance follow from the tangent kernel (NTK) and
+the NNGP kernel. If only the readout is trained, they follow from the NNGP kernel
+alone."""
 
 from __future__ import annotations
 
@@ -394,7 +395,7 @@ class Reference:
         """Return the statistics `mean` and `covariance` above: the distance of the
         mean error from 0, and of the covariance of errors from `expected`.
 
-        Both are invariant under orthogonal transformations of the axes."""
+        Both distances are invariant under orthogonal transformations of the axes."""
         n = errors.shape[-2]
         points = len(self.where)
         mean = errors.mean(-2)
@@ -425,9 +426,9 @@ class Reference:
         return torch.cat(parts)
 
     def chance(self, distances: Float[Tensor, "2"]) -> float:
-        """Return the p-value: twice the smaller of two fractions, the fractions of
-        simulated ensembles with at least the distance of the mean and of the
-        covariance."""
+        """Return the p-value. For both `distances`, of the mean and of the covariance,
+        find the fraction of simulated ensembles with at least this distance. The
+        p-value is twice the smaller fraction."""
         if not distances.isfinite().all():
             return math.nan
         farther = (self.drawn >= distances).sum(0)

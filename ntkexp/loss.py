@@ -138,8 +138,9 @@ class AbstractLoss(Component):
     def refuse_unlike_second_differences(
         self, targets: Float[Tensor, "example out"]
     ) -> None:
-        """Raise if autograd's first derivative of `value`, or its second derivative,
-        differs from finite differences of `value` and of `output_gradient`.
+        """Raise if autograd's derivatives of `value` are wrong. Compare the first
+        derivative with finite differences of `value`, and the second derivative with
+        finite differences of `output_gradient`.
 
         Leave-out effects use these derivatives.
         """
@@ -196,7 +197,8 @@ class AbstractLoss(Component):
 
 
 def random_outputs(targets: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield three pairs of random outputs near the targets and a random direction."""
+    """Yield three pairs: random outputs at growing distances from the targets, and a
+    random direction."""
     generator = stream("loss")
     for distance in (0.1, 1.0, 3.0):
         offset = torch.randn(

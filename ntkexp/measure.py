@@ -25,7 +25,7 @@ from ntkexp.shapes import Function, Inputs, Weights
 
 @runtime_checkable
 class Objective(Protocol):
-    """The interface of a loss, as far as measures use it."""
+    """The methods of a loss that measures use."""
 
     @property
     def option(self) -> str:

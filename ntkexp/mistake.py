@@ -19,9 +19,9 @@ MIN_FILE_SIMILARITY = 0.6
 `SequenceMatcher`)."""
 
 HIDDEN: dict[str, str] = {}
-"""Values that a configuration read from environment variables, such as a password, and
-the reference `${oc.env:NAME}` of each in YAML. Error messages are printed and stored,
-so they show the reference instead of the value."""
+"""Values that a configuration read from environment variables, such as a password. Each
+value is mapped to its reference `${oc.env:NAME}` in YAML. Error messages are printed
+and stored, so they show the reference instead of the value."""
 SHORTEST = 4
 """The fewest letters of a value in `HIDDEN`. Shorter values, such as "1", are not
 hidden, because they also occur in other places of messages."""
@@ -85,7 +85,7 @@ class NoPlace(Mistake):
 
 class NoData(Mistake):
     """Raised if the files of a data set are missing. The end of the message says where
-    they come from."""
+    to get the files."""
 
 
 class Useless(Mistake):

@@ -30,8 +30,8 @@ LAZY_PACKAGES: set[str] = set()
 
 
 def class_path(kind: type) -> str:
-    """Return the name of a class in configurations. It omits the file if the package is
-    one of `LAZY_PACKAGES`.
+    """Return the name of a class in configurations. The name omits the file if the
+    package is one of `LAZY_PACKAGES`.
 
     >>> from fractions import Fraction
     >>> from ntkexp.loss import Squared

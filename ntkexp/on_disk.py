@@ -3,8 +3,8 @@ processed in blocks of rows.
 
 A tensor in a memory-mapped file works like any other tensor. `row_blocks` and `blocks`
 release the memory of each block before the next block, so that only a few rows occupy
-memory at a time. Tensors in memory are processed in the same blocks, so results do not
-depend on the place of a tensor.
+memory at a time. Tensors in memory are processed in the same blocks, so results are
+equal for tensors in memory and in files.
 
 A temporary file loses its name as soon as it is mapped. The operating system deletes it
 when the process ends, even if the process is killed.
@@ -122,8 +122,8 @@ def copy_rows(numbers: Tensor, others: Tensor | RowsInFile) -> None:
 
 
 def copied_like(numbers: Tensor | RowsInFile, like: Tensor) -> Tensor:
-    """Copy `numbers` to a new tensor: in a file next to the file of `like`,
-    or on its device.
+    """Copy `numbers` to a new tensor. If `like` is in a file, the new tensor is in a
+    file in the same folder. Otherwise, it is on the device of `like`.
 
     >>> copied_like(torch.ones(2), like=torch.zeros(3))
     tensor([1., 1.])

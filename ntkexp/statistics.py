@@ -96,8 +96,8 @@ def norm(vector: Tensor) -> float:
 TOP = 10
 """Number of leading eigenvalues in the metrics."""
 MAX_DENSE_ENTRIES = 4096
-"""All eigenvalues are computed only for matrices up to this size. Larger ones would
-take minutes per snapshot."""
+"""All eigenvalues are computed only for matrices with at most this many rows. Larger
+matrices would take minutes per snapshot."""
 
 
 @dataclass(frozen=True)
@@ -333,8 +333,8 @@ def summary(
 ) -> dict[str, float]:
     """Compute the statistics in the list above.
 
-    The first `train` queries are the training examples.
-    `train` is 0 if these are not queries."""
+    The first `train` queries are the training examples. `train` is 0 if the training
+    examples are not queries."""
     mass = torch.stack([block.abs().sum() for block in blocks(contributions)]).sum()
     facts = {"cancellation": ratio(mass, summed(contributions).abs().sum())}
     facts |= {f"top_{k}": top_share(contributions, k) for k in TOP_CONTRIBUTORS}

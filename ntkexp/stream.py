@@ -58,7 +58,7 @@ Purpose: TypeAlias = Literal[
 def stream(purpose: Purpose, *numbers: int) -> torch.Generator:
     """Return the generator for a purpose.
 
-    `numbers` are the seed and, if needed, further indices.
+    `numbers` are the seed and, if needed, indices such as a step.
     """
     name = "/".join(map(str, (purpose, *numbers)))
     seed = int.from_bytes(sha256(name.encode()).digest()[:4], "big")

@@ -169,7 +169,8 @@ class AbstractSubject(ABC):
         """Retrain, and yield each training with its outputs. Trainings with the same
         seed run in batches.
 
-        A batch always has `at_once` rows, because their number affects rounding errors.
+        A batch always has `at_once` rows, because the number of rows affects rounding
+        errors.
         """
         for seed in dict.fromkeys(training.seed for training in trainings):
             retraining = self.training if seed is None else self.from_seed(seed)
@@ -512,10 +513,10 @@ def validate(
     """Compare scores of training examples with retraining without some of them.
 
     The ground truth consists of `trainings` retrainings, each without `leave_out`
-    random examples. By default, they have the same initial weights and order of
-    examples as the original training, so they test scores of this network. If `fresh` >
-    0, outputs are averaged over `fresh` new seeds, so they test scores of the training
-    algorithm. Retrainings are stored in the folder of the run and reused.
+    random examples. By default, retrainings have the same initial weights and order of
+    examples as the original training, and test scores of this network. If `fresh` > 0,
+    retrainings use `fresh` new seeds, and their mean outputs test scores of the
+    training algorithm. Retrainings are stored in the folder of the run and reused.
 
     Args:
         source: A finished run, its folder, or the trace of a followed loop.
@@ -526,14 +527,15 @@ def validate(
             Required for followed loops.
         leave_out: The number of examples that each retraining leaves out,
             or their share below 1.
-        trainings: The number of retrainings.
+        trainings: The number of random groups of examples to leave out.
         top: The number or share of the top examples that QLD removes
             for each query, or None to omit QLD.
         fresh: The number of new seeds per group of examples;
             0 uses the seed of the run.
         seed: The seed that draws the removed examples.
-        queries: The maximum number of points.
-        split: The split of the points.
+        queries: The maximum number of points at which scores are validated.
+        split: The split of these points. By default, the first of query, test
+            and train that the run has.
         lower_is_better: True if the outputs are losses.
         engine: The engine whose workers retrain. By default, retrain in this process.
         trust: Packages or files whose code may run.
@@ -622,8 +624,7 @@ def refuse_again(run: Run, again: object) -> None:
 
 
 def asked_points(run: Run, split: str | None, queries: int) -> list[int]:
-    """Return the indices of the first `queries` points of a split
-    that were attributed."""
+    """Return the indices of the first `queries` attributed points of a split."""
     place = slice_of_split(
         run, split or ("query" if "query" in run.points else main_split(run.ladder))
     )

@@ -35,8 +35,8 @@ from ntkexp.covariance.pairs import (
 from ntkexp.mistake import Mistake
 
 ROUNDING = 16
-"""A correlation within this many eps of 1 counts as 1, and a relative difference below
-this many eps counts as 0."""
+"""If 1 − |ρ| is at most this many eps, the correlation ρ counts as ±1. A relative
+difference of at most this many eps counts as 0."""
 PORTION = 2**17
 """Number of elements in a portion of examples. Portions of this size stay in the cache
 between operations."""
@@ -54,7 +54,8 @@ class Signal:
       pixel. This holds after weights. Pointwise layers and norms require it.
     - `fresh`: the signal is independent of the input of its branch. The covariances of
       a sum add only if all terms except one are fresh.
-    - `wide`: the number of channels grows with the width. (It does not for inputs.)
+    - `wide`: the number of channels grows with the width. (The number of input channels
+      does not.)
       Dropout and concatenations require it.
     - `uneven`: a concatenation has joined channels of different variances.
 
@@ -127,8 +128,8 @@ class Distances(NamedTuple):
         """Return the same distances with slack = (√q₁ − √q₂)²,
         for the variances q₁ and q₂."""
         slack = unequal_roots(q1, q2, self.excess)
-        # After biases and means over pixels, slack is larger.
-        # Move the surplus into near and far.
+        # After biases and means over pixels, slack is larger than (√q₁ − √q₂)². Move
+        # the surplus into near and far.
         surplus = self.slack - slack
         is_significant = (
             surplus > ROUNDING * torch.finfo(surplus.dtype).eps * self.slack
@@ -183,11 +184,11 @@ class Covariance:
     left: Variances = ()
     right: Variances = ()
     same: bool = False
-    """Row k and column k are the same example, for all k."""
+    """True if row k and column k are the same example, for all k."""
     nonlinear_layers: int = 0
     in_pairs: bool = False
-    """The left example k is paired only with the right example k,
-    so there is a single column."""
+    """True if left example k is paired only with right example k. Kernels then have a
+    single column."""
     carried: tuple[Tensor, Distances] | None = None
     """The distances, and the tensor `nngp` for which they were computed."""
 
@@ -291,8 +292,8 @@ class Covariance:
         return mapped
 
     def enter_nonlinear(self) -> tuple[Covariance, PairEnd, PairEnd]:
-        """Enter a nonlinear layer. Return the variances at both pixels, and the
-        covariance with an updated `left` or an updated count `nonlinear_layers`."""
+        """Enter a nonlinear layer. Return the covariance, in which `left` or
+        `nonlinear_layers` is updated, and the variances at both pixels."""
         pairs = self.pairs
         if self.ntk is None:
             q = pairs.diagonal(self.nngp)

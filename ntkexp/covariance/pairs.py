@@ -62,7 +62,7 @@ class Pairs:
         return Pairs(self.pixels, offsets)
 
     def second(self, axis: int) -> Int[Tensor, "offset pixel"]:
-        """Return the index of the second pixel along an axis."""
+        """Return the index of the second pixel of each pair along an axis."""
         n = self.pixels[axis]
         offsets = torch.tensor(self.offsets[axis], dtype=torch.long)
         return (offsets[:, None] + torch.arange(n)) % n
@@ -152,8 +152,8 @@ class Pairs:
 
 # --- Means over windows
 #
-# A window shifts both pixels of a pair equally. Pairs outside the image count as zero,
-# or continue periodically.
+# A window shifts both pixels of a pair equally. Values at pairs outside the image are
+# zero, or those of a periodic image if `circular`.
 
 
 def window_mean(
@@ -243,7 +243,7 @@ class AbstractPixelMap(ABC):
         the new offset `shift`, as an array [new pixel, fine pair].
 
         An index counts along the flattened axes (offset, pixel). A pair outside the
-        image gets the index after the last.
+        image gets the index after the last pair.
         """
         n = pairs.pixels[axis]
         index = {offset: k for k, offset in enumerate(pairs.offsets[axis])}
@@ -266,7 +266,8 @@ class AbstractPixelMap(ABC):
 
 @dataclass(frozen=True)
 class Coarse(AbstractPixelMap):
-    """For each coarse pixel along one axis: the fine pixels over which it averages.
+    """A map that averages the fine pixels `members` of each coarse pixel along one
+    axis.
 
     For pooling and strides, the mean is over all pairs (p, q) of members. For
     flattening (`equal`), it is only over pairs at equal positions in the window.
@@ -329,8 +330,9 @@ class Coarse(AbstractPixelMap):
 
 @dataclass(frozen=True)
 class Taps(AbstractPixelMap):
-    """For every output pixel: the input (fine) pixel p_k that each weight k of a window
-    multiplies, or −1 if p_k is outside the image.
+    """A map that sums over the weights k of a window. For every output pixel, `members`
+    lists the input (fine) pixel p_k that each weight k multiplies, or −1 if p_k is
+    outside the image.
 
         K′[p′, q′] = Σ_k K[p_k(p′), p_k(q′)] / |window|
 
@@ -468,7 +470,7 @@ def average_pixels(values: Tensor, pairs: Pairs, coarse: Sequence[Coarse]) -> Te
         dim = values.dim() - 2 * (len(coarse) - axis)
         lead = values.shape[:dim]
         rest = values.shape[dim + 2 :]
-        # no later layer needs a pair of pixels on this axis
+        # without offsets, no later layer needs a pair of pixels on this axis
         if not after.offsets[axis]:
             values = values.new_empty(*lead, 0, len(one.members), *rest)
             continue
@@ -504,11 +506,12 @@ def require_resolved(
     """Return the variances, or raise `Unresolved` if they are too large
     for an accurate kernel.
 
-    The kernels of erf, GELU and waves depend on a difference of the variances q₁, q₂
-    and the covariance c: q₁q₂ − c² or (q₁ + q₂)/2 − c, relative to 1 + 2q, 1 + q or
-    1/b². For nearly equal inputs, the rounding error of this difference is as large as
-    that of q² or q. So the relative error of the kernel is about b²q eps. A kernel that
-    is computed from distances does not have this error.
+    Let q₁ and q₂ be the variances, and c the covariance. The kernels of erf and GELU
+    depend on q₁q₂ − c², relative to 1 + 2q or 1 + q. The kernel of a wave depends on
+    (q₁ + q₂)/2 − c, relative to 1/b². For nearly equal inputs, the rounding error of
+    these differences is about q² eps or q eps. So the relative error of the kernel is
+    about b²q eps, with b = 1 for erf and GELU. A kernel that is computed from distances
+    does not have this error.
 
     >>> require_resolved("Erf", torch.tensor([1e12], dtype=torch.float64))  # doctest: +ELLIPSIS
     Traceback (most recent call last):
@@ -529,7 +532,7 @@ def require_resolved(
 
 
 # --- Operations of the fused engine (`limit.fused`). A *band* holds K and Θ of two
-# examples at all pixels for one offset, and a *register* is a buffer for one band. A
+# examples for one offset between their pixels. A *register* is a buffer for one band. A
 # layer is a sequence of operations that transform K and Θ in a register to K′ and Θ′:
 #
 #     weigh    K′ = s Σ K + b,  Θ′ = s Σ Θ + α Σ K + β, Σ over a window; weights s, b, α, β
@@ -585,11 +588,11 @@ class Operation:
     """At most three constants of the operation. The
     list of operations above states their meaning."""
     fields_of: Callable[[Tensor], tuple[Tensor, ...]] | None = None
-    """The function from the variance q to the fields. They are zero for q = 0, which is
-    the value outside the image."""
+    """The function from the variance q to the fields. Outside the image, the fields are
+    set to zero."""
     variance_index: int = 0
-    """Number of earlier operations with `fields_of`, which is the index into the
-    variances."""
+    """The index into the variances: the number of earlier operations with
+    `fields_of`."""
     coarse: tuple[Coarse, ...] = ()
     """The averages of COARSEN along planes, rows and columns."""
 

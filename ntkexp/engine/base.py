@@ -342,8 +342,8 @@ def work_interruptibly(task: Task, report_event: ReportEvent = ignore) -> Ended:
     """Carry out a task with SIGINT unblocked,
     in a process that started with SIGINT blocked.
 
-    The first SIGINT stops the task, even if it arrived before this call. Further
-    signals are ignored."""
+    The first SIGINT stops the task, even if it arrived before this call. Later signals
+    are ignored."""
     signal.signal(signal.SIGINT, interrupt_once)
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})

@@ -1,5 +1,5 @@
-"""An existing Dask cluster: `dask:ADDRESS` or `dask:scheduler.json`,
-and `,timeout=SECONDS`.
+"""An existing Dask cluster: `dask:ADDRESS` or `dask:scheduler.json`, optionally
+followed by `,timeout=SECONDS`.
 
 If a worker dies, Dask repeats its task, and the job continues from its folder. Each
 task runs in a separate process, so that the Dask worker stays responsive."""
@@ -137,7 +137,7 @@ async def greet(address: str, timeout: float) -> None:
     """Connect to a scheduler and disconnect. Raise if there is none.
 
     Check this before a client is created, because a client without a scheduler would
-    log further errors later."""
+    log more errors later."""
     line = await connect(
         address, timeout=timeout, **Security().get_connection_args("client")
     )
@@ -172,7 +172,7 @@ def carry_out(name: str, pickled: bytes, token: str) -> Ended:
     children[token].append(process)
     assert process.stdin is not None
     assert process.stdout is not None
-    # the process has died; its empty answer is handled below
+    # if the process has died, its empty answer is handled below
     with suppress(BrokenPipeError):
         process.stdin.write(to_line(pickled, threads))
         process.stdin.flush()

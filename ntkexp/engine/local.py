@@ -35,8 +35,8 @@ from ntkexp.engine.base import (
 FORKS = multiprocessing.get_context("forkserver")
 WATCH = "ntkexp.engine.orphan"
 PRELOADED = ["ntkexp.engine.local"]
-# interval between repeated interrupts, because processes that are still starting may
-# miss one
+# interrupts are repeated at this interval, because processes that are still starting
+# may miss one
 REPEAT_SECONDS = 1.0
 
 
@@ -79,8 +79,8 @@ class LocalWorkers(AbstractWorkers):
         self.listeners = ThreadPoolExecutor(count)
         self.running: set[BaseProcess] = set()
         self.futures: list[Future[Ended]] = []
-        # held while a process starts or is joined: multiprocessing checks all child
-        # processes then, which must not happen in two threads at once
+        # held while a process starts or is joined: multiprocessing then checks all
+        # child processes, and two threads must not do this at once
         self.lock = threading.Lock()
 
     def submit(self, task: Task) -> Future[Ended]:
@@ -88,7 +88,7 @@ class LocalWorkers(AbstractWorkers):
         ours, theirs = FORKS.Pipe(duplex=False)
         arguments = (replace(task, threads=self.threads), theirs)
         process = FORKS.Process(target=serve, args=arguments, daemon=True)
-        # no interrupt between the start of a process and the start of its listener
+        # block interrupts between the start of a process and the start of its listener
         with blocked(signal.SIGINT):
             with self.lock:
                 process.start()
@@ -106,7 +106,8 @@ class LocalWorkers(AbstractWorkers):
     def receive_events(
         self, name: str, process: BaseProcess, line: Connection
     ) -> Ended:
-        """Pass the events of a process to `report_event`, and return its end."""
+        """Pass the events of a process to `report_event`, and return its `Ended`
+        event."""
         event: Event | None = None
         with line, suppress(EOFError, OSError):
             while not isinstance(event := line.recv(), Ended):

@@ -2,9 +2,9 @@
 modules.
 
 The fork server (see `local`) starts the processes of tasks. It imports this module
-first. Without it, the server would notice the death of the command only after the import
-of torch, seconds later. The check uses a timer signal and not a thread, because a process
-with threads must not fork."""
+first. Without this module, the server would notice the death of the command only after
+the import of torch, seconds later. The check uses a timer signal and not a thread,
+because a process with threads must not fork."""
 
 from __future__ import annotations
 

@@ -117,8 +117,8 @@ class SlurmWorkers(AbstractWorkers):
             )
 
     def watch(self) -> None:
-        """Complete the futures of finished jobs,
-        until `shutdown` is called and all have ended."""
+        """Complete the futures of finished jobs, until `shutdown` is called and all
+        jobs have ended."""
         while self.jobs or not self.stopping.is_set():
             for future, (task, job) in list(self.jobs.items()):
                 try:
@@ -156,7 +156,7 @@ def end_of(task: Task, job: Any) -> Ended:
 
 
 class Job:
-    """The callable of a job.
+    """The callable that submitit runs in a Slurm job.
 
     Before a job is killed, submitit calls `checkpoint` and submits the returned job.
     """

@@ -191,8 +191,7 @@ def open_or_begin(path: Path, kernel: AbstractKernel, force: bool) -> KernelMatr
 
 
 def first_difference(matrix: KernelMatrix, kernel: AbstractKernel) -> str:
-    """Return a text on the first difference between the kernel in a file and this
-    kernel."""
+    """Describe the first difference between the kernel in a file and this kernel."""
     of_file = matrix.description
     description = kernel.description
     differences = {
@@ -217,9 +216,9 @@ def layout_of(kernel: AbstractKernel) -> Layout:
 
 # --- Computation in this process
 #
-# If the kernel is concurrent, several threads compute tiles. Each of them uses a single
-# thread of linear algebra, so that the bytes of a tile do not depend on the number of
-# threads. The main thread writes the tiles.
+# If the kernel is concurrent, several threads compute tiles. Linear algebra inside
+# these threads is single-threaded, so that the bytes of a tile do not depend on the
+# number of threads. The main thread writes the tiles.
 
 
 def fill_tiles(
@@ -261,7 +260,7 @@ def compute_tile(
     kernel: AbstractKernel, tiling: Tiling, tile: Tile
 ) -> tuple[Arrays, Arrays]:
     """Return the blocks of one tile, and the kernels K(x, x) of points x with
-    themselves, which a file stores in an array of their own.
+    themselves. A file stores K(x, x) in separate arrays.
 
     One tile in each row of tiles computes K(x, x) for the points of its rows. For other
     tiles, the second result is empty."""
@@ -298,8 +297,8 @@ def to_arrays(blocks: Blocks) -> Arrays:
 
 # --- Computation by jobs
 #
-# Each worker gets a list of tiles. It writes each tile to the file when it is ready, and
-# marks it as finished. The command that submitted the jobs counts these marks. If a
+# Each worker gets a list of tiles. It writes every computed tile to the file, and marks
+# the tile as finished. The command that submitted the jobs counts these marks. If a
 # worker is lost, only its current tile is lost: the next round of jobs computes all
 # tiles without a mark. The command gives up if a round of jobs finishes no tile.
 
@@ -328,7 +327,7 @@ class TileJob(AbstractJob):
     trust: tuple[str, ...]
     kind: type[AbstractKernel]
     options: dict[str, Any]
-    """The fields of the kernel's class that are not in its base class."""
+    """The fields of the kernel's class that are not in `AbstractKernel`."""
 
     tiles: tuple[Tile, ...] = ()
 
@@ -418,8 +417,8 @@ def unmarked_tiles(
 def split_tiles(
     tiles: Sequence[Tile], seconds: float, workers: int
 ) -> list[Sequence[Tile]]:
-    """Split tiles into parts of at most about TASK_SECONDS,
-    and at least one part per worker.
+    """Split tiles into parts that take at most about TASK_SECONDS. If there are enough
+    tiles, return at least one part per worker.
 
     >>> [len(part) for part in split_tiles([(k, 0) for k in range(10)], seconds=1.0, workers=3)]
     [3, 3, 4]

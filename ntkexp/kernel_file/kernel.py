@@ -243,9 +243,9 @@ class EmpiricalKernel(AbstractKernel):
     """The outputs of the kernel: all, a selection, or the trace over outputs, which
     counts as a single output."""
     weights: str = ""
-    """The file weights.pt of a run, instead of seeds."""
+    """The file weights.pt of a run. If it is given, `seeds` has no effect."""
     weights_at: str = "end"
-    """Use the run's weights at the `start` or at the `end` of training."""
+    """The time of the run's weights: `start` or `end` of training."""
     errors: list[tuple[float, float]] = field(default_factory=list, init=False)
     """The error bars and norms of the sketched blocks that this process computed."""
 

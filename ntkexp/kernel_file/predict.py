@@ -169,8 +169,7 @@ class Entries:
 Solver: TypeAlias = Literal["eigen", "cholesky", "cg"]
 
 MAX_EIGEN_ENTRIES = 4096
-"""If the matrix is not larger than this, prefer
-an eigendecomposition, which is fast enough."""
+"""If the matrix has at most this many rows, prefer an eigendecomposition."""
 KERNEL_COPIES: dict[Solver, int] = {"eigen": 6, "cholesky": 4, "cg": 0}
 """The number of copies of the kernel matrix that each solver holds in memory."""
 
@@ -281,8 +280,8 @@ class SolvedKernel:
     coefficients: Float[Tensor, "entry column"]
     solver: str
     learned: tuple[Learned, Learned] | None = None
-    """The maps B ↦ g(R) B for this training time and for twice this time, from which
-    standard deviations are computed. None for the solver `cg`, for which they would
+    """The maps B ↦ g(R) B for this training time and for twice this time. They
+    determine standard deviations. None for the solver `cg`, with which these maps would
     take too long."""
     left_out: Float[Tensor, "entry column"] | None = None
     """Cross-validated predictions: each training example is predicted
@@ -438,8 +437,8 @@ class MeanAndDeviation:
 #
 # A file may contain the kernels `nngp` and `ntk` of infinitely wide networks. The
 # predictions of `ntk` are the mean and standard deviation over random networks whose
-# layers are all trained (`closed_form`). The predictions of `nngp` are for networks of
-# which only the readout is trained. At t = ∞, they equal the Gaussian process posterior.
+# layers are all trained (`closed_form`). The predictions of `nngp` are for networks
+# whose readout alone is trained. At t = ∞, they equal the Gaussian process posterior.
 # For a tangent kernel of finite networks, no standard deviation is known.
 
 

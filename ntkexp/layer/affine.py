@@ -116,8 +116,8 @@ class Convolution(AbstractAffineModule):
 
 
 class ConvolutionOfTorch(AbstractAffineModule):
-    """A convolution z = gain · W ∗ x + shift · b,
-    by a function of torch with its options."""
+    """A convolution z = gain · W ∗ x + shift · b, computed by a function of torch with
+    `options`."""
 
     def __init__(
         self,
@@ -150,8 +150,8 @@ class ConvolutionOfTorch(AbstractAffineModule):
 #
 # At infinite width, the layer maps the NNGP kernel K and the tangent kernel Θ of its
 # inputs to K′ and Θ′. Let m be the mean over the window of a convolution,
-# m(K)[p, q] = mean_δ K[p + δ, q + δ]. For a dense layer, m is the identity. N is the
-# number of input channels of the finite network:
+# m(K)[p, q] = mean_δ K[p + δ, q + δ]. For a dense layer, m is the identity. The finite
+# network has N input channels.
 #
 #     K′ = W_std² m(K) + b_std²
 #     Θ′ = W_std² m(Θ) + source,    source = K′                              in NTK parametrisation
@@ -189,8 +189,8 @@ class AbstractAffine(AbstractLayer):
         return values
 
     def mixed_pairs(self, pairs: Pairs) -> Pairs:
-        """Return the pixel pairs for which the covariance of the means over a window is
-        known, if the covariance of the values is known for `pairs`."""
+        """Return the pixel pairs at which m(values) can be computed from the values at
+        `pairs`."""
         return pairs
 
     def samples(self, shape: Shape) -> list[Coarse]:
@@ -473,7 +473,7 @@ class PaddedConv(AbstractTapped):
     """A convolution with any window, and with `padding` zeros at both ends
     of each axis.
 
-    Weight k of the window multiplies, for output pixel p, the input pixel p_k = p ·
+    For output pixel p, weight k of the window multiplies the input pixel p_k = p ·
     stride + k · dilation − padding. If `Conv` supports the options, it computes the
     same kernel faster.
 
@@ -490,8 +490,8 @@ class ConvTranspose(AbstractTapped):
 
     Input pixel p adds its window to the output pixels from p · stride on. Then
     `padding` pixels are removed at both ends of each axis, and `output_padding` pixels
-    are added at the end. Weight k of the window multiplies, for output pixel p, the
-    input pixel p_k = (p + padding − k · dilation)/stride if this is an integer.
+    are added at the end. For output pixel p, weight k of the window multiplies the
+    input pixel p_k = (p + padding − k · dilation)/stride, if this is an integer.
 
     >>> ConvTranspose(features=4, window=3, stride=2, padding=1, output_padding=1).shape((3, 8, 8))
     (4, 16, 16)

@@ -148,9 +148,9 @@ class SelfAttention(AbstractLayer):
         """Return the attention weights A(x) = ζ(QK_std K(x, x)) of the left and right
         examples.
 
-        They are computed once per example, when `covariance` is K between each example
-        and itself. They are stored in `left` like variances. If `covariance` is between
-        left and right examples, read them there."""
+        If `covariance` is K between each example and itself, compute the weights, and
+        store them in `left`, where other layers store variances. If `covariance` is
+        between left and right examples, read the stored weights."""
         if covariance.ntk is None:
             A = self.QK_std * K
             if self.attention == "softmax":

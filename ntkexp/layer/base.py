@@ -45,8 +45,8 @@ MAX_LAYER_SCALE = 1e150
 """The largest scale of weights. The square of a larger scale could overflow."""
 
 
-# --- Scales of weights: numbers, or one-element tensors,
-# with respect to which kernels can be differentiated
+# --- Scales of weights: numbers, or one-element tensors. Kernels can be differentiated
+# with respect to such tensors.
 
 
 def finite_number(value: object) -> object:
@@ -144,7 +144,8 @@ class AbstractLayer(Component):
         raise Mistake(f"{type(self).__name__} has no known limit of infinite width")
 
     def input_pairs(self, output_pairs: Pairs, shape: Shape) -> Pairs:
-        """Return the pixel pairs of the input on which `output_pairs` depend."""
+        """Return the pixel pairs of the input at which `push` needs covariances, to
+        compute the covariances at `output_pairs` after the layer."""
         return output_pairs
 
     def input_self_pairs(
@@ -167,8 +168,8 @@ class AbstractLayer(Component):
         `covariance.pairs`). They transform the kernels in `register`.
 
         The operations may overwrite registers from `free` on. A nonlinear layer must
-        have exactly one operation with `fields_of`. Raise `NoFusedForm` if
-        only the torch engine supports the layer."""
+        have exactly one operation with `fields_of` (functions of the variance). Raise
+        `NoFusedForm` if only the torch engine supports the layer."""
         raise NoFusedForm(type(self).__name__)
 
 
@@ -209,8 +210,8 @@ def carry(layers: LayerChain, signal: Signal) -> Signal:
 
 
 def input_pairs(layers: LayerChain, output_pairs: Pairs, shape: Shape) -> Pairs:
-    """Return the pixel pairs of the input on which `output_pairs`,
-    after all layers, depend."""
+    """Return the pixel pairs of the input at which `push` needs covariances, to compute
+    the covariances at `output_pairs` after all layers."""
     for layer, before in zip(
         reversed(layers), reversed(shapes(layers, shape)[:-1]), strict=True
     ):
@@ -239,13 +240,13 @@ def push(layers: LayerChain, covariance: Covariance, shape: Shape) -> Covariance
 
 def fused(layers: LayerChain, shape: Shape, register: int, free: int) -> Operations:
     """Return the operations of all layers. Raise `NoFusedForm` if a layer has no fused
-    form, or if its operations give an image of a different size."""
+    form, or if its operations and its `shape` give images of different sizes."""
     operations: Operations = ()
     for layer, before in zip(layers, shapes(layers, shape), strict=False):
         if not defines_itself(layer, "fused"):
             raise NoFusedForm(type(layer).__name__)
         of_layer = layer.fused(before, register, free)
-        # Compare the image size after the operations with that after the layer.
+        # Compare the image size after the operations with the size after the layer.
         pixels = before[1:]
         for operation in of_layer:
             if operation.register == register and operation.coarse:
@@ -281,9 +282,9 @@ class Residual(AbstractLayer):
     """Residual layers: branch(x) + shortcut(x).
     Their kernels are K_branch + K_shortcut.
 
-    One of the two must end in weights (Dense or Conv) after its last activation.
-    Without such independent weights, the kernels would not add. An empty shortcut is
-    the identity.
+    The branch or the shortcut must end in weights (Dense or Conv) after its last
+    activation. Without such independent weights, the kernels would not add. An empty
+    shortcut is the identity.
 
     >>> Residual(branch=()).shape((4, 8))
     (4, 8)
@@ -349,8 +350,8 @@ class Residual(AbstractLayer):
 def self_pairs_of_branches(
     branches: tuple[LayerChain, ...], output_pairs: Pairs | None, shape: Shape
 ) -> Pairs | None:
-    """Return the union of the pairs that branches need between an example
-    and itself, or None."""
+    """Return the union of the pairs that branches need between an example and itself,
+    or None if no branch needs any."""
     by_branch = [input_self_pairs(layers, output_pairs, shape) for layers in branches]
     needed = [pairs for pairs in by_branch if pairs is not None]
     if not needed:
@@ -467,7 +468,7 @@ class Concatenation(AbstractLayer):
 
 
 class SideBySide(nn.ModuleList):
-    """Apply several modules, and concatenate their outputs along the channels."""
+    """Several modules whose outputs are concatenated along the channels."""
 
     def forward(
         self, x: Float[Tensor, "example *shape"]

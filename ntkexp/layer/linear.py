@@ -32,7 +32,7 @@ from ntkexp.shapes import Shape
 
 
 class Flatten(AbstractLayer):
-    """All axes of an example as one axis.
+    """A layer that flattens all axes of an example.
 
     At infinite width, K′ = mean_p K[p, p], and Θ′ has the same form. (The next affine
     layer computes this mean.) No activation may follow directly, because pixels may
@@ -140,10 +140,11 @@ class Dropout(AbstractLayer):
         pairs = covariance.pairs
         keep = 1 - self.rate
         if any(0 not in offsets for offsets in pairs.offsets):
-            # left and right examples differ, so no pixel is paired with itself
+            # no pixel is paired with itself
             return covariance
         if covariance.ntk is not None and not covariance.same:
-            # the distances change with the variances
+            # the kernels between different examples do not change, but the distances
+            # do, because the variances change
             return covariance.with_distances(None)
 
         def divide_diagonal(values: Tensor) -> Tensor:

@@ -328,7 +328,7 @@ class Abs(AbstractBent):
 # --- Smooth activations with closed-form kernels
 #
 # The formulas contain a quantity D, whose square is a difference of squares. If u = v,
-# it is D² = 1 + 4q (erf) or D² = 1 + 2q (GELU), without a difference.
+# D² is 1 + 4q (erf) or 1 + 2q (GELU), without a difference.
 
 
 class AbstractEntire(AbstractPointwise):
@@ -369,7 +369,7 @@ class Erf(AbstractEntire):
     def resolved(self, moments: PairMoments) -> NearKernels:
         """Return κ, κ̇ and the distances after the layer.
 
-        With P = 1 + 2q and κ = 1 − 2ψ/π,
+        Let P = 1 + 2q, and define ψ by κ = 1 − 2ψ/π. Then
 
             2 sin²(ψ/2) = g/√(P₁P₂),    g = 1 + E(u − v)² − (√P₁ − √P₂)²/2.
 
@@ -463,7 +463,7 @@ class GELU(AbstractEntire):
 
 
 class AbstractWave(AbstractEntire):
-    """A wave a sin(bz + c₀).
+    """A wave a sin(bz + c₀). The field `c` is c₀. In the formulas, c is the covariance.
 
     e₋ = exp(b²(c − (q₁ + q₂)/2)),  e₊ = exp(−b²(c + (q₁ + q₂)/2)) cos 2c₀,
     κ = a²/2 (e₋ − e₊),    κ̇ = a²b²/2 (e₋ + e₊)

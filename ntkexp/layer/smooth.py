@@ -107,8 +107,8 @@ QUADRATURE_NODES = 2048
 0.05 from the real line. """
 VARIANCES_AT_ONCE = 4096
 FUSED_MISSING_SHARE = {torch.float64: NEGLIGIBLE_SHARE, torch.float32: 1e-8}
-"""The share of E σ′² that the series of the fused engine may miss. By Cauchy–Schwarz, it
-bounds the relative error of κ̇."""
+"""The share of E σ′² that the series of the fused engine may miss. By Cauchy–Schwarz,
+this share bounds the relative error of κ̇."""
 TOGETHER = 4
 """Number of terms that the fused form adds in one pass."""
 
@@ -215,8 +215,9 @@ class AbstractSmooth(AbstractPointwise):
         """Return the functions of the variance that the operation SERIES of the fused
         engine needs: 1/√q, E σ, and the coefficients b_k of σ′.
 
-        The largest variance determines the number of coefficients. Because a_k = √q
-        b_{k−1}/√k, the value is κ = a₀a₀ + c Σ b_k b_k ρᵏ/(k + 1)."""
+        The largest variance determines the number of coefficients. Each product below
+        has one factor from each example. Because a_k = √q b_{k−1}/√k, the value is κ =
+        a₀a₀ + c Σ b_k b_k ρᵏ/(k + 1)."""
         first, step = self.correlation_powers
         count = self.count(float(q.max()), q.dtype)
         enough = [order for order in ORDERS if order >= count]
@@ -270,8 +271,8 @@ def nodes() -> Float[Tensor, " node"]:
 
 @cache
 def densities() -> Float[Tensor, " node"]:
-    """Return the quadrature weights: the normal density times the distance
-    of the points."""
+    """Return the quadrature weights: the normal density times the distance between
+    neighbouring points."""
     z = nodes()
     distance = 2 * QUADRATURE_REACH / QUADRATURE_NODES
     return torch.exp(-z * z / 2) * (distance / sqrt(2 * pi))
@@ -306,7 +307,7 @@ class SiLU(AbstractSmooth):
 
 
 MAX_DEGREE = 16
-"""Largest degree. For polynomials up to this degree, the square times the density is
+"""Largest degree. For polynomials up to this degree, σ² times the normal density is
 negligible at the last quadrature points."""
 
 

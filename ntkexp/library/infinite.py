@@ -72,8 +72,8 @@ def infinite_kernel(
     Layers are Dense, Conv, PaddedConv, ConvTranspose, ReLU, LeakyReLU, Abs, Erf, GELU,
     Sin, Cos, Tanh, SiLU, Generic, Polynomial, Hermite, AvgPool, GlobalAvgPool, Flatten,
     LayerNorm, Dropout, SelfAttention, Residual, Concatenation. The `W_std` and `b_std`
-    of layers may be tensors. Both kernels are differentiable with respect to these and
-    to the inputs.
+    of layers may be tensors. Both kernels are differentiable with respect to these
+    tensors and the inputs.
 
     If `spec` is an `nn.Sequential`, its layers are used, but not the values of its
     weights. By default, weights are assumed to have torch's initialisation, uniform on
@@ -93,8 +93,8 @@ def infinite_kernel(
         param: the parametrisation of an `nn.Sequential`, "standard" or "ntk".
         method: "monte_carlo" draws networks of the given width, and returns the means
             of their kernels over draws and outputs. It accepts any module whose layers
-            can draw their weights by `reset_parameters`. The means do not include the
-            difference between finite and infinite width, which is O(1/width).
+            can draw their weights by `reset_parameters`. The standard errors do not
+            include the effect of the finite width on the means, which is O(1/width).
         samples: the number of networks that Monte Carlo draws.
         seed: the seed of these networks.
         memory_gb: the memory in addition to the result.

@@ -82,7 +82,7 @@ class KernelMachine:
         steps: k, the number of steps of gradient descent.
         step_size: η, the step size (learning rate) of gradient descent.
         start: the function f_0, such as a network. By default, f_0 is zero.
-        classes: True if y holds labels. They are encoded as targets as for
+        classes: True if y holds labels. The labels are encoded as targets, as for
             `loss=squared`. `predict` then returns labels, and `decision_function`
             returns the outputs.
         memory_gb: the memory for blocks of the kernel.
@@ -295,8 +295,8 @@ class KernelMachine:
         return self.fitted
 
     def outputs(self, x: Examples) -> tuple[LearnedMachine, Float[Tensor, "point out"]]:
-        """Return the result of `fit`, and the outputs f_0(x) + K(x,
-        X) a with its coefficients a."""
+        """Return the result of `fit`, and the outputs f_0(x) + K(x, X) a with the
+        coefficients a of this result."""
         machine = self.fitted_machine()
         width = machine.targets.shape[1]
         form, matrices = self.matrices(x, machine.x, width)
@@ -360,7 +360,7 @@ class KernelMachine:
         return outputs.reshape(count, width)
 
     def encoded(self, y: Any) -> tuple[Any, Float[Tensor, "train out"]]:
-        """Return the class labels, or None, and the targets."""
+        """Return the class labels (None without `classes`), and the targets."""
         if isinstance(y, Tensor) and not is_plain(y):
             raise Mistake(
                 "y is nested, sparse, quantized or without numbers; give a plain tensor"
@@ -389,9 +389,10 @@ class KernelMachine:
         return None, torch.as_tensor(values).double().reshape(len(values), -1)
 
 
-# --- A kernel as one or several matrices, each of a linear system. Its form is "matrix"
-# (one matrix for all outputs), "diagonal" (one matrix for each output), or "blocks" (one
-# matrix, with a row for each pair of an example and an output).
+# --- A kernel as one matrix or several matrices, with a linear system for each. Its
+# form is "matrix" (one matrix for all outputs), "diagonal" (one matrix for each
+# output), or "blocks" (one matrix, with a row for each pair of an example and an
+# output).
 
 
 def as_matrices(

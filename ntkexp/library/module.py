@@ -49,7 +49,7 @@ def of_module(function: Callable[P, R]) -> Callable[P, R]:
     """Decorate a function of a user's module and inputs with checks of its arguments.
 
     The arguments are checked before the call. If the call fails, the module runs alone
-    on the inputs. If it fails too, the error message says so."""
+    on the inputs. If the module also fails, the error message says so."""
     parameters = signature(function)
 
     @wraps(function)
@@ -235,8 +235,8 @@ def reader_of(
 
 
 def refuse_short(weights: Weights) -> None:
-    """Raise if trained weights have less than 32 bits.
-    Their kernel is mostly rounding, and may overflow.
+    """Raise if trained weights have less than 32 bits. The kernel of such weights is
+    mostly rounding, and may overflow.
 
     >>> refuse_short({"a": torch.ones(1), "b": torch.ones(1, dtype=torch.float16)})
     Traceback (most recent call last):

@@ -36,8 +36,9 @@ from ntkexp.shapes import Function, Inputs, Weights
 
 @dataclass(frozen=True)
 class SegmentSide:
-    """The left or right examples of a secant kernel, and the segment of their secant
-    Jacobians. `closures` collects the error ‖J̄Δθ − Δf‖ of each Jacobian."""
+    """The left or right examples of a secant kernel. `tape` and `end` are recorded
+    forward passes of some examples at both ends of the step. `closures` collects the
+    error ‖J̄Δθ − Δf‖ of each Jacobian."""
 
     reader: Reader
     tape: Tape

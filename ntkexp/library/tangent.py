@@ -1,9 +1,9 @@
 """The tangent kernel of any module.
 
-It is computed from Jacobians with one block for each parameter (assembled Jacobians). If
-these exceed the memory, it is computed from chunks of Jacobians, or from random
-projections (sketches). If the kernel itself exceeds the memory, an error is raised before
-the computation.
+It is computed from Jacobians with one block for each parameter (assembled Jacobians).
+If these exceed the memory, it is computed from chunks of Jacobians. With `sketch`, it
+is estimated from random projections (sketches). If the kernel itself exceeds the
+memory, an error is raised before the computation.
 
 >>> refuse_large("kernel", 10**6, 10**6, outputs=1000, needed=8e18)  # doctest: +ELLIPSIS
 Traceback (most recent call last):
@@ -338,8 +338,8 @@ def tangent_kernel(
         module: any module whose outputs for an example do not depend
             on the other examples.
         x1: a tensor, a tuple of tensors or a dict of keyword arguments. The first axis
-            of each tensor is that of the examples.
-        x2: other examples, by default those of x1.
+            of each tensor counts examples.
+        x2: other examples. By default, the examples of x1.
         weights: replaces some or all parameters of the module, by name.
         output: the name or index of a tensor, if the module returns several. Its axes
             after the first are flattened to C outputs.
@@ -354,8 +354,8 @@ def tangent_kernel(
         seed: the seed of the projection.
 
     Returns:
-        The kernel, [n1, C, n2, C]. With `sketch`, a pair: an unbiased estimate K̂, and an error bar,
-        which ‖K̂ − K‖_F exceeds with probability 1 %. The error decreases like 1/√k.
+        The kernel, [n1, C, n2, C]. With `sketch`, a pair: an unbiased estimate K̂, and an error bar.
+        ‖K̂ − K‖_F exceeds the error bar with probability 1 %, and decreases like 1/√k.
 
     Raises:
         Mistake: if the module is random, couples the examples of a batch, or needs more

@@ -274,8 +274,8 @@ class TangentKernel:
             ) from error
 
     def inputs_of(self, batch: Any) -> Any:
-        """Return the inputs of a batch: the batch itself, or the first entry of
-        (inputs, targets, …)."""
+        """Return the inputs of a batch: the result of the function `inputs` if there is
+        one, else the first entry of (inputs, targets, …), or the batch itself."""
         if self.inputs is not None:
             return self.inputs(batch)
         return batch[0] if isinstance(batch, tuple | list) else batch

@@ -3,7 +3,7 @@ block in bounded memory.
 
 The division into blocks depends only on shapes, and the entries of a block depend only
 on its own examples. Processes can therefore compute blocks in any order, and repeat
-them after a kill, with bitwise equal results."""
+them after they were killed, with bitwise equal results."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ Torch needs 0.1 s for this work; loading numba takes 1 s.
 
 
 def fused_obstacle(net: Network, x: Tensor) -> str | None:
-    """Return the reason why the fused engine cannot take these inputs
-    or weight scales, or None."""
+    """Return the reason why the fused engine cannot take these inputs or weight scales.
+    Return None if it can."""
     if x.device.type != "cpu" or x.dtype not in {torch.float32, torch.float64}:
         return f"it takes float32 or float64 on a CPU, not {x.dtype} on {x.device.type}"
     tensors = [x]
@@ -94,8 +94,8 @@ def choose_engine(
 
 
 MAX_BLOCK_WORK = 2**32
-"""The largest work in a block (pixel pairs times layers),
-which takes seconds to a minute."""
+"""The largest work in a block (pixel pairs times layers). This work takes seconds to a
+minute."""
 MIN_LIMIT_BLOCK_SIDE = 16
 MAX_LIMIT_BLOCK_SIDE = 2048
 
@@ -164,7 +164,7 @@ def compute(
     threads: int | None = None,
 ) -> KernelBlock:
     """Compute one block of the NNGP kernel and the tangent kernel between `x1` and
-    `x2`, by default `x1`. Use about `budget` of memory."""
+    `x2`. Without `x2`, both sides are `x1`. Use about `budget` of memory."""
     left = net.side(x1[place.rows])
     right = left
     if not place.same:

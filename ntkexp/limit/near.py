@@ -5,8 +5,8 @@ variances q₁ and q₂. Rounding changes the correlation ρ = c/√(q₁q₂) b
 therefore the angle by about eps/√(2(1 − |ρ|)). The tangent kernel of a ReLU network
 depends on this angle. For two unit vectors at a distance of 1e-7, only nine digits of
 the kernel are correct in float64. At a distance of 1e-4, four digits are correct in
-float32. A computation from the distance ‖x − x′‖ loses no digits. Such near pairs are
-rare, so only their kernels are computed a second time, in this way."""
+float32. A computation from the distance ‖x − x′‖ loses no digits. Near pairs are rare,
+so only their kernels are recomputed from distances."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ inputs.
 If the kernel of a layer is computed from the covariance of such a pair, digits cancel.
 At this threshold, the error is 1e-13 in float64 and 2e-5 in float32."""
 SEARCH_DEVIATIONS = 3.0
-"""The search radius, in standard deviations of the projected difference of a pair at the
-threshold.
+"""The search radius for projections on a random axis. Its unit is the standard
+deviation of the difference between the two projections of a pair at the threshold.
 
 With three standard deviations, the search may miss a few pairs near the threshold. A
 pair at half this distance is missed only if its projected difference exceeds six of its
@@ -47,7 +47,8 @@ PairIndices: TypeAlias = tuple[Int[Tensor, " pair"], Int[Tensor, " pair"]]
 def resolves(network: Network) -> bool:
     """Return True if kernels of near pairs can be computed from distances.
 
-    This requires a layer with a distance formula, and pairs of equal pixels only.
+    This requires a layer with a distance formula. The kernels of the outputs must
+    depend only on pairs of equal pixels.
     """
     pairs_equal_pixels = network.pairs == Pairs.equal(network.shape[1:])
     layers = every_layer(network.layers)

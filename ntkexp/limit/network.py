@@ -71,14 +71,14 @@ class Network:
 
     @cached_property
     def pairs(self) -> Pairs:
-        """The pixel pairs of two inputs whose covariances determine
-        the kernels of the outputs."""
+        """The pixel pairs at which the covariances of two inputs determine the kernels
+        of the outputs."""
         return base.input_pairs(self.layers, Pairs((), ()), self.shape)
 
     @cached_property
     def self_pairs(self) -> Pairs:
-        """The pixel pairs of one input whose covariances determine the variances at
-        nonlinear layers."""
+        """The pixel pairs at which the covariances of one input determine its variances
+        at nonlinear layers."""
         return base.input_self_pairs(self.layers, None, self.shape) or Pairs.equal(
             self.shape[1:]
         )
@@ -89,8 +89,8 @@ class Network:
         return self.pairs.count * max(1, len(self.layers))
 
     def side(self, x: Float[Tensor, "example *shape"]) -> Side:
-        """Compute the variances of examples. All
-        pairs with these examples share them."""
+        """Compute the variances of examples. All pairs with these examples share these
+        variances."""
         x = x.reshape(-1, *self.shape)
         by_part = []
         for part in torch.split(x, max(1, CHUNK_NUMBERS // self.self_pairs.count)):

@@ -47,17 +47,19 @@ class Training:
     """Properties of a run's training, which kernel machines need to repeat it."""
 
     time: float  # Σ_s η_s, the sum of the step sizes
-    # wᵢℓ″ for full-batch training, where wᵢ is the weight of example i; None if it is
-    # not constant
+    # w max ℓ″ for full-batch training, where w is the weight of an example in the
+    # objective; for a quadratic loss, this is w ℓ″
     weight: float
     # True if the loss is quadratic in the outputs, with its minimum at the targets
     is_quadratic: bool
-    # True for full-batch gradient descent or flow with one step size for all weights
+    # True for gradient descent or flow with one step size for all weights, without
+    # momentum, weight decay, clipping and changes of the data
     is_plain: bool
     is_flow: bool  # True for gradient flow
     mean_coefficients: Float[Tensor, "train out"] | None
     """−Σ_s η_s ℓ′(s)/Σ_s η_s: minus the time average of ℓ′, the derivatives of the loss
-    by the outputs at the training examples. None for an optimizer with momentum."""
+    by the outputs at the training examples. None for an optimizer with momentum or with
+    a step size per weight."""
     repeat: Repeat
 
     @property
@@ -102,7 +104,7 @@ class PathKernel:
 def for_each_output(
     kernel: Float[Tensor, "query train"], outputs: int
 ) -> Float[Tensor, "query out train out_"]:
-    """Return a kernel that is equal for all outputs, times the identity of the
+    """Expand the kernel of one output to all outputs, by the identity matrix of the
     outputs."""
     identity = torch.eye(outputs, dtype=kernel.dtype, device=kernel.device)
     return kernel[:, None, :, None] * identity[:, None]
@@ -128,8 +130,8 @@ class LimitKernels:
 
 @dataclass(frozen=True, kw_only=True)
 class RunMatrices:
-    """The results of a run from which kernel machines predict, at all points. The first
-    `train` points are the training examples."""
+    """The results of a run at all points. Kernel machines predict from these results.
+    The first `train` points are the training examples."""
 
     inputs: Float[Tensor, "query feature"]
     train: int
@@ -139,7 +141,7 @@ class RunMatrices:
     paths: Mapping[str, PathKernel]
     kernel_start: Float[Tensor, "query out kept out_"]
     kernel_end: Float[Tensor, "query out kept out_"]
-    # J(θ_0)·θ_0 if there is weight decay
+    # J(θ_0)·θ_0 if there is weight decay, else 0
     initial_weight_term: Float[Tensor, "query out"]
     # the points that have rows in 𝒦 and 𝒮: all points, or all except the training
     # examples
@@ -154,8 +156,8 @@ class RunMatrices:
     # or None if they explain the outputs
     measured: MeasuredPoints | None = None
     measure: Callable[[AbstractMeasure], MeasuredPoints | None] | None = None
-    """A function that returns a measure together with the targets of these points. It
-    may raise a `Mistake`."""
+    """A function that attaches the targets of all points to a measure. It may raise a
+    `Mistake`."""
 
     @property
     def keeps_kernels(self) -> bool:
@@ -215,7 +217,7 @@ class Prediction:
     detail: str = ""  # settings and results to show, such as a rank
     note: str = ""
     # True for sums over the path. They are NaN where 𝒦 and 𝒮 were not computed. If 𝒦
-    # and 𝒮 explain a measure of the outputs, so does the sum.
+    # and 𝒮 explain a measure of the outputs, the sum predicts this measure.
     is_path_sum: bool = False
     # a measure to apply to both f̂ and the network's outputs before they are compared;
     # None to compare the outputs
@@ -223,9 +225,9 @@ class Prediction:
 
 
 class AbstractMachine(Component):
-    """A kernel machine, which is one row of the comparison. If `control` is True, it is
-    not meant to explain the network, so reports never name it as
-    the nearest kernel machine."""
+    """A kernel machine, which is one row of the comparison. A kernel machine with
+    `control` is not meant to explain the network, so reports never name it as the
+    nearest kernel machine."""
 
     control: ClassVar[bool] = False
     # True if the machine uses the kernels at infinite width
@@ -256,8 +258,8 @@ def train_matrix(
 
 
 def refuse_none(kernel: Float[Tensor, "query out train out_"]) -> None:
-    """Raise `DoesNotApply` if the kernel was not stored, so
-    that it has no training examples."""
+    """Raise `DoesNotApply` if the kernel was not stored. Its axis of training examples
+    then has length 0."""
     if not kernel.shape[2]:
         raise DoesNotApply(
             "no kernel for every pair of outputs was kept: needs path.kernels=all"

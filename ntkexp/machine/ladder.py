@@ -2,7 +2,7 @@
 
 relative error   ‖f̂ − f_T‖ / ‖f_T − f_0‖ over all points and outputs of the split
 floor            100 eps · size / ‖f_T − f_0‖, the relative error that rounding explains; `size` is ‖f_0‖ + ‖f_T‖.
-                 If f is a difference of two networks (`init.antisymmetric` or `centred`), it is the sum of the norms
+                 If f is a difference of two networks (`init.antisymmetric` or `centred`), `size` sums the norms
                  of the terms.
 agreement        share of points with the same label: the largest output, or the sign of a single output
 r²               1 − ‖f̂ − f_T‖² / ‖f_T − mean f_T‖²
@@ -142,7 +142,7 @@ def compare_on_split(
             machine.name,
             note="none of these points is attributed: raise path.attributed",
         )
-    # A prediction may be of a measure g of the outputs. Then compare with g(f_0) and
+    # If the prediction is one of a measure g of the outputs, compare with g(f_0) and
     # g(f_T), and multiply the rounding errors by the slope of g.
     g = outcome.measure
     start_of_all = matrices.start

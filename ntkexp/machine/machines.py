@@ -125,9 +125,10 @@ class Nonlinear(AbstractMachine):
     """A kernel machine inside a nonlinear function g, such as a probability:
     g(f_0(x) + Σᵢ 𝒮(x, xᵢ) + 𝒟(x)).
 
-    It applies the measure g to the sum by the first path rule, and is compared with g
-    of the network. With the secant rule, it is exact, because the sum is exact. It does
-    not divide the change of g among the examples. For this, set `path.measure`."""
+    The measure g is applied to the sum by the first path rule, and the result is
+    compared with g of the network. With the secant rule, the sum and therefore the
+    result are exact. This machine does not divide the change of g among the examples.
+    For this, set `path.measure`."""
 
     measure: AbstractMeasure = LogProbability()
 
@@ -374,8 +375,8 @@ class NNGP(AbstractMachine):
 
     f̂(x) = 𝒢(x, X) 𝒢(X, X)⁻¹ y.
 
-    It describes Bayesian networks, and networks of which only the readout is trained.
-    It does not describe networks whose layers are all trained."""
+    It describes Bayesian networks, and networks whose readout alone is trained. It does
+    not describe networks whose layers are all trained."""
 
     needs_limit = True
 

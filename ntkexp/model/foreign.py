@@ -201,8 +201,7 @@ VISION = {"timm", "torchvision", "transformers"}
 
 
 class TrustedModules(MetaPathFinder):
-    """An import hook that finds the modules that trusted files import
-    from their own folders.
+    """An import hook by which trusted files can import modules from their own folders.
 
     The folders are not added to `sys.path`, because libraries search it for optional
     modules, and would run untrusted files. The finder is the last one in
@@ -292,8 +291,8 @@ def files_imported(file: Path) -> tuple[Path, ...]:
 
 
 def imported_packages(file: Path) -> Iterator[str]:
-    """Yield the names of the top-level packages that a file imports.
-    Yield nothing if it is not Python."""
+    """Yield the names of the top-level packages that a file imports. Yield nothing if
+    the file is not Python."""
     try:
         tree = ast.parse(file.read_bytes())
     except (OSError, SyntaxError, ValueError):

@@ -81,11 +81,11 @@ def function_of(
 ) -> Function:
     """Return the module as a function (weights, inputs) ↦ outputs.
 
-    The function passes a tuple of inputs by position and a mapping by name. The module
-    supplies missing weights and buffers. Buffers are copied, so that a call does not
-    change the module. `output` chooses one of several outputs, or several to
-    concatenate. Raise if layers are random or couple the examples of a batch, unless
-    `any_mode`."""
+    The function passes a tuple of inputs to the module by position, and a mapping by
+    name. If weights or buffers are missing, those of the module are used. Buffers are
+    copied, so that a call does not change the module. `output` chooses one of several
+    outputs, or several outputs, which are concatenated. Unless `any_mode`, raise if
+    layers are random or couple the examples of a batch."""
     if not any_mode:
         refuse_training_modes(module)
 
@@ -121,7 +121,7 @@ def call_with(
     A layer that occurs twice in a module has two names for each parameter. Replace such
     a parameter under all of its names: otherwise `functional_call` would leave the new
     value in the layer after the call. Embeddings with `max_norm` change their weights
-    in place, so they get a copy.
+    in place, so call them with a copy of the weights.
 
     >>> twice = nn.Sequential(layer := nn.Linear(1, 1, bias=False), nn.Tanh(), layer)
     >>> before = layer.weight
@@ -158,8 +158,8 @@ def weights_with_max_norm(module: nn.Module) -> Iterator[Tensor]:
 def named_members(
     module: nn.Module, *, all_names: bool = False
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield the parameters and buffers of all layers. A layer that occurs twice is
-    yielded once, or, with `all_names`, under each name."""
+    """Yield the parameters and buffers of all layers. If a layer occurs twice, yield
+    its members once. With `all_names`, yield them under each of their names."""
     for prefix, layer in module.named_modules(remove_duplicate=not all_names):
         yield from layer.named_parameters(prefix, recurse=False, remove_duplicate=False)
         yield from layer.named_buffers(prefix, recurse=False, remove_duplicate=False)
@@ -398,7 +398,7 @@ def members_of(answer: object) -> dict[str | int, object]:
 
 def parts_of(answer: object) -> dict[str | int, object]:
     """Return the parts of the result of a module by name or index. The parts of a named
-    tuple have both.
+    tuple appear under both.
 
     >>> parts_of((torch.ones(2), None))
     {0: tensor([1., 1.]), 1: None}

@@ -147,8 +147,8 @@ class Timm(AbstractArchitecture):
     `heads` set its size if its class has such settings. `width` is the number of
     channels of a transformer, or in the first stage of a ResNet or ConvNeXt; later
     stages double it. `depth` is the number of blocks of a transformer without stages.
-    `options` are further settings of the model's class, and override these. They cannot
-    name files or addresses."""
+    `options` are further settings of the model's class. They override `width`, `depth`
+    and `heads`, and cannot name files or addresses."""
 
     width: Count = 16
     depth: Depth = 1
@@ -217,8 +217,8 @@ class Timm(AbstractArchitecture):
 
 
 def constructor_settings(kind: type[nn.Module]) -> set[str]:
-    """Return the settings of a timm class: the arguments of it and its parents,
-    and the fields of `cfg`.
+    """Return the settings of a timm class: the arguments of the class and of its
+    parents, and the fields of the argument `cfg`.
 
     >>> sorted(constructor_settings(nn.Flatten))
     ['end_dim', 'start_dim']
@@ -281,8 +281,8 @@ def rows_of_example(shape: Shape) -> tuple[int, int]:
     """Return the number of positions of an example,
     and the number of features per position.
 
-    The positions of an image are its rows (with all channels).
-    For other examples, they are the first axis.
+    The positions of an image are its rows (with all channels). The positions of other
+    examples are their first axis.
 
     >>> rows_of_example((3, 8, 4)), rows_of_example((5, 7)), rows_of_example((6,))
     ((8, 12), (5, 7), (6, 1))
@@ -298,11 +298,11 @@ class Huggingface(AbstractArchitecture):
         ntkexp train model=huggingface model.name=llama data=modular_addition
         ntkexp train model=huggingface model.path=my_model data=text data.path=book.txt
 
-    `name` is a model type as in config.json (gpt2, bert, llama, vit, …); `width`,
-    `depth` and `heads` set its size, with the largest number of heads up to `heads`
-    that divides `width`. `path` is a folder with config.json and, optionally, weights.
-    The model returns a vector for each position, and a dense layer with the scales of
-    `init` computes the outputs:
+    `name` is a model type as in config.json (gpt2, bert, llama, vit, …). `width`,
+    `depth` and `heads` set the size of the model. Its number of heads is the largest
+    number ≤ `heads` that divides `width`. `path` is a folder with config.json and,
+    optionally, weights. The model returns a vector for each position, and a dense layer
+    with the scales of `init` computes the outputs:
 
         data            input of the model                       readout
         tokens          its own embedding table                  the last position
@@ -310,8 +310,8 @@ class Huggingface(AbstractArchitecture):
         anything else   a dense embedding of each row            the mean over positions
 
     Padding, begin and end tokens are disabled. `options` sets more entries of the
-    model's configuration, and overrides the other settings and config.json. No code in
-    the folder is run, and no file outside it is read."""
+    model's configuration. It overrides `width`, `depth`, `heads` and config.json. No
+    code in the folder is run, and no file outside it is read."""
 
     width: Count = 32
     depth: Depth = 1
@@ -435,8 +435,8 @@ class Huggingface(AbstractArchitecture):
         }
 
     def sizes(self, task: LearningTask) -> dict[str, Option | tuple[int, ...]]:
-        """Return width, depth, heads and data sizes under the names
-        in configurations."""
+        """Return width, depth, heads and data sizes under the names in configurations
+        of transformers."""
         heads = largest_divisor(self.heads, self.width)
         sizes: dict[str, Option | tuple[int, ...]] = {
             "vocab_size": max(task.vocabulary, 1),

@@ -26,7 +26,7 @@ from ntkexp.shapes import Shape
 class MLP(AbstractLayered):
     """The multilayer perceptron.
 
-    `depth` hidden layers of `width` units, then a linear readout.
+    It has `depth` hidden layers of `width` units, and a linear readout.
 
     >>> from ntkexp.init import NTK
     >>> network = MLP(width=4, depth=1).layers(NTK(W_std=1, b_std=0), shape=(3,), outputs=2)
@@ -46,7 +46,7 @@ class DeepLinear(AbstractLayered):
     """Deep linear networks: linear in the inputs but not in the weights,
     so their kernel changes.
 
-    `depth` hidden layers of `width` units without activations.
+    They have `depth` hidden layers of `width` units without activations.
 
     >>> from ntkexp.init import NTK
     >>> network = DeepLinear(width=4, depth=2).layers(NTK(W_std=1, b_std=0), shape=(3,), outputs=1)
@@ -89,7 +89,7 @@ DEFAULT_SPEC = (
 
 
 class Layers(AbstractLayered):
-    """A free list of layers, in the format of `ntkexp.infinite_kernel`.
+    """A list of layers, in the format of `ntkexp.infinite_kernel`.
 
     The layers of `spec` are scaled so that the widest hidden layer has `width`
     features. The last layer gets one feature per output. The layers set their scales
@@ -217,8 +217,8 @@ class Gaussians(nn.Module):
 class CNN(AbstractLayered):
     """Convolutional networks for images of one to three dimensions.
 
-    `depth` convolutions of `width` channels, each followed by an activation. Pooling
-    follows the first activation.
+    They have `depth` convolutions of `width` channels. An activation follows each
+    convolution, and pooling follows the first activation.
 
     >>> from ntkexp.init import NTK
     >>> cnn = CNN(width=4, depth=1, pooling="max")

@@ -27,7 +27,7 @@ class FunctionInFile:
 
     @property
     def parts(self) -> tuple[str, str]:
-        """The file and the function as text."""
+        """The path of the file, and the name of the function."""
         if self.path.endswith(".py"):
             return self.path, "build"
         file, _, name = self.path.rpartition(":")

@@ -29,7 +29,7 @@ class Arc:
 
     The polynomial and the piece of the curve have the same ends, and the same slopes at
     both ends. The arc begins at the weights `start`, and covers `length` training steps
-    (a fraction for most arcs).
+    (usually a fraction of one).
 
     θ(u) = θ₀ + u(c₁ + (1−u)(c₂ + u(c₃ + (1−u)c₄)))        (Hairer, Nørsett & Wanner 1993, II.6)
     """
@@ -69,8 +69,7 @@ class Arc:
 
 
 GUARD = 1e-6
-"""PyTorch's clipping adds this number to the norm
-of the gradient before dividing by it."""
+"""PyTorch's clipping divides by the norm of the gradient plus this number."""
 
 Memory: TypeAlias = Mapping[str, Weights]
 """The state of an optimizer after a step, by name, such as `velocity`."""
@@ -308,7 +307,7 @@ RENAMED_ATTRIBUTES = {
 class AbstractOptimizer(Component):
     """The base of all optimizers: hyperparameters, and the update of a step.
 
-    `layers` maps the beginning of parameter names to a factor for their step size.
+    `layers` maps prefixes of parameter names to factors of the step size.
     """
 
     weight_decay: NonNegativeFloat = 0.0
@@ -331,8 +330,8 @@ class AbstractOptimizer(Component):
     instead of straight steps."""
 
     copies: ClassVar[int] = 0
-    """Number of copies of the weights that `move` needs, in
-    addition to both ends and the gradient."""
+    """Number of copies of the weights that `move` needs, in addition to the weights at
+    both ends of the step and the gradient."""
 
     elementwise: ClassVar[bool] = False
     """True if each weight has its own step size,
@@ -352,8 +351,8 @@ class AbstractOptimizer(Component):
 
     @abstractmethod
     def chosen_step(self, largest_stable: float) -> float:
-        """Return the step size before the schedule,
-        given the largest stable one of gradient descent."""
+        """Return the step size before the schedule changes it. `largest_stable` is the
+        largest stable step size of gradient descent."""
 
     @abstractmethod
     def batch_indices(
@@ -397,8 +396,8 @@ class AbstractOptimizer(Component):
     def linear_steps(
         self, step: int, sizes: Sizes, memory: Memory
     ) -> dict[str, LinearStep]:
-        """Return the linear step of every parameter,
-        with weight decay λ (or d = λη)."""
+        """Return the linear step of every parameter, with weight decay: λ, or d = λη if
+        the decay is decoupled."""
         linear_steps = self.recursion(step, sizes, memory)
         decay = self.weight_decay
         if not decay:
@@ -502,8 +501,8 @@ def per_weight(coefficient: Coefficient, weight: Tensor) -> Tensor:
 class AbstractBatched(AbstractOptimizer):
     """Mini-batches, or all examples if `batch` is null.
 
-    Without replacement, each epoch uses a new permutation,
-    and its last batch may be smaller."""
+    Without replacement, each epoch uses a new permutation of the examples. The last
+    batch of an epoch may be smaller."""
 
     batch: Count | None = None
     replacement: bool = False

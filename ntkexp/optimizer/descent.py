@@ -37,7 +37,7 @@ class GD(AbstractPlain):
 class SGD(AbstractBatched, AbstractPlain):
     """Stochastic gradient descent: θ ← θ − η ∇L_B on a mini-batch B.
 
-    Mini-batches of 32.
+    By default, a mini-batch has 32 examples.
 
     >>> SGD(batch=2).batch_indices(step=0, examples=4, seed=0).shape
     torch.Size([2])
@@ -198,7 +198,7 @@ class Rmsprop(AbstractAdaptive):
         }
 
 
-# --- Step s = 0, 1, … of Adam (Kingma & Ba 2015), as PyTorch has it:
+# --- Step s = 0, 1, … of Adam (Kingma & Ba 2015), as in PyTorch:
 #
 #     m ← β₁m + (1 − β₁)g        v ← β₂v + (1 − β₂)g²
 #     n = √v/ρ + ε               ρ = √(1 − β₂ˢ⁺¹)

@@ -47,8 +47,8 @@ DENSE = (
 
 @dataclass(frozen=True)
 class Attempt:
-    """A tentative step: its arc, the weights and the slope at its end, the distance ‖θ₁
-    − θ‖, and the error."""
+    """A tentative step from θ to θ₁: its arc, the weights and the slope at θ₁, the
+    distance ‖θ₁ − θ‖, and the error."""
 
     arc: Arc
     end: Weights
@@ -109,7 +109,8 @@ MIN_REST = 1e-9
 class Flow(AbstractPlain):
     """Gradient flow, θ′ = −∇L(θ) − λθ, integrated by an adaptive Runge–Kutta method.
 
-    It is the limit of gradient descent for small step sizes, at equal times.
+    Gradient descent approaches it if the step size becomes small and Σ η stays
+    constant.
 
     A training step of size η follows the flow for a time η. The method of Dormand &
     Prince gives the path of the step as a sequence of arcs (`Arc`). An arc is accepted
@@ -171,10 +172,11 @@ class Flow(AbstractPlain):
 
 
 class Controller:
-    """Chooses the lengths of the arcs of a gradient flow.
+    """The step-size control of a gradient flow, which chooses the lengths of the arcs.
 
     A length is a fraction of a training step, which takes the time `scale`. The memory
-    holds times instead, because `scale` may differ in the next training step.
+    holds times instead of lengths, because `scale` may differ in the next training
+    step.
     """
 
     def __init__(self, tolerance: float, memory: Memory, scale: float) -> None:

@@ -1,5 +1,5 @@
-"""The operations on one band. A band holds the kernels K (NNGP) and Θ (tangent) at all
-pixels p for one offset o, as flat arrays.
+"""The operations on one band. A band holds the kernels K (NNGP) and Θ (tangent) of two
+examples for one offset o, as flat arrays. It pairs each pixel p with pixel p + o.
 
 Compiled functions take their arguments in named tuples,
 which numba passes without overhead."""
@@ -46,15 +46,15 @@ Index = int | np.signedinteger[Any]
 #
 # The gaps between the rows of a band represent pixels outside the image: they hold
 # zeros or, in a periodic image, copies of pixels from the opposite side. A window can
-# therefore read its neighbours at fixed distances, even beyond the end of a row. All
-# functions process whole bands, including the gaps. Most activations keep the gaps
-# zero, because the variances there are zero. After other operations, CLEAR sets them to
-# zero.
+# therefore read the neighbours of a pixel at fixed distances, even beyond the end of a
+# row. All functions process whole bands, including the gaps. Most activations keep the
+# gaps zero, because the fields in the gaps are zero. After other operations, CLEAR sets
+# them to zero.
 
 
 class BandShape(NamedTuple):
-    """The layout of a flat band: `size` numbers after a margin. Rows are `stride`
-    numbers apart, and planes `plane` numbers."""
+    """The layout of a flat band: `size` numbers between two margins of `margin` zeros.
+    Rows begin `stride` numbers apart, and planes begin `plane` numbers apart."""
 
     margin: Index
     size: Index
@@ -72,11 +72,11 @@ class KernelBand(NamedTuple):
 class PairFields(NamedTuple):
     """Fields of the two examples of a pair: functions of the variance at each pixel.
 
-    Field f of the left example begins at `left_start` + f · `left_pitch`, and field f of
-    the right example at `right_start` + f · `right_pitch`. For vectors, each field of
-    the left example is a single number, `numbers`[f]. A correlation within the distance
-    `equal` of 1 counts as 1. If an example is paired with itself at offset 0, every
-    correlation is 1. Then `equal` is 2, so that every correlation counts as 1."""
+    Field f of the left example begins at `left_start` + f · `left_pitch`, and field f
+    of the right example at `right_start` + f · `right_pitch`. For vectors, each field
+    of the left example is a single number, `numbers`[f]. If 1 − |ρ| ≤ `equal`, the
+    correlation ρ counts as ±1. If an example is paired with itself at offset 0, every
+    correlation is 1. For this pair, `equal` is 2."""
 
     left: Array
     right: Array
@@ -109,8 +109,8 @@ class Scratch(NamedTuple):
 
 
 class BandGaps(NamedTuple):
-    """The gaps of a band. `inside` is 1 in the image and 0 in gaps,
-    and `halo` lists copied pixels."""
+    """The gaps of a band. `inside` is 1 in the image and 0 in gaps. `halo` lists the
+    positions in gaps, and the pixels that are copied to them, [2, copy]."""
 
     inside: Array
     halo: Array
@@ -135,11 +135,11 @@ def positions(
 #
 #     K′ = a₀a₀ + K Σ_k b_k b_k ρᵏ/(k + 1),    Θ′ = Θ Σ_k b_k b_k ρᵏ
 #
-# a₀ is a field of either example, E σ. Horner's scheme evaluates both series as
-# polynomials in t, from the last power to the first. It adds four terms at a time, so
-# that each sum is read and written less often. If the activation σ is odd or even, only
-# every second power occurs, and t = ρ². Otherwise t = ρ. For even σ, `finish_series`
-# multiplies by the remaining factor ρ.
+# a₀ = E σ and b_k are fields. Each product has one factor from each example. Horner's
+# scheme evaluates both series as polynomials in t, from the last power to the first. It
+# adds four terms at a time, so that each sum is read and written less often. If the
+# activation σ is odd or even, only every second power occurs, and t = ρ². Otherwise t =
+# ρ. For even σ, `finish_series` multiplies by the remaining factor ρ.
 
 
 @compiled
@@ -172,8 +172,9 @@ def start_series(
 def add_terms(
     sums: KernelBand, t: Array, size: int, shares: Array, fields: PairFields, field: int
 ) -> None:
-    """Add four terms to the power series of K′ and Θ′. Their coefficients are the
-    products b_k b_k of fields of the two examples, from the field number `field` on."""
+    """Add four terms to the power series of K′ and Θ′. The coefficients b_k of both
+    examples are the four fields from number `field` on. `shares` holds the four factors
+    1/(k + 1) in K′."""
     wide()
     value = sums.K
     slope = sums.theta
@@ -253,8 +254,9 @@ def finish_series(
     field: int,
     lowest: int,
 ) -> None:
-    """Compute the kernels after the activation, K′ and Θ′, from `sums`, the sums of both
-    series. If `lowest` is 1, multiply both sums by the remaining factor ρ."""
+    """Compute the kernels after the activation, K′ and Θ′, from `sums`, the sums of
+    both series. If `lowest`, the lowest power of ρ in Θ′, is 1, multiply both sums by
+    ρ."""
     wide()
     K = band.K
     theta = band.theta
@@ -312,9 +314,10 @@ def apply_series(
 #             K′ = (a²/2)(e₋ − e₊),  Θ′ = Θ (a²b²/2)(e₋ + e₊)
 #     norm    a = 1/√(q + ε):                   K′ = K a₁a₂,  Θ′ = Θ a₁a₂
 #
-# If a pixel is paired with itself, 1 − s = a₁a₂ for erf and GELU, and b²K = a₁ + a₂ for
-# the sine. The code uses these values, which avoid cancellation. For all pairs,
-# 1 − |s| > a₁a₂/2. The code enforces this bound, which rounding could violate.
+# For the sine a sin(bz + c₀), a² is the squared amplitude. If a pixel is paired with
+# itself, 1 − s = a₁a₂ for erf and GELU, and b²K = a₁ + a₂ for the sine. The code uses
+# these values, which avoid cancellation. For all pairs, 1 − |s| > a₁a₂/2. The code
+# enforces this bound, which rounding could violate.
 
 
 @compiled
@@ -447,9 +450,9 @@ def apply_norm(
 #     m = s Σ K + b,   w = s Σ Θ + α Σ K + β             kernels after the affine layer; Σ over a window
 #     K′ = R (k (sin ϑ − ρϑ) + hρ),   Θ′ = w (h − kϑ)    kernels after the activation, with ϑ = arccos ρ
 #
-# Fields of the pixels p and p + o are r₁ and r₂, which are √q, and i₁ and i₂, which are
-# 1/√q or zero if q is zero. R = r₁r₂ and ρ = m i₁ i₂. The constants of the activation
-# are k and h (see `AbstractBent`).
+# Each of the pixels p and p + o has two fields: r = √q, and i = 1/√q (0 if q = 0). R =
+# r₁r₂ and ρ = m i₁ i₂. The constants of the activation are k and h (see
+# `AbstractBent`).
 
 
 @compiled

@@ -45,8 +45,8 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 def cached_in(folder: Path) -> Iterator[None]:
     """Inside the context, make numba cache the compiled functions in `folder`.
 
-    If the user has configured a cache folder for numba,
-    use a subfolder of it with the same name."""
+    If the user has configured a cache folder for numba, use the subfolder of that
+    folder with the name of `folder`."""
     settings = vars(numba.config)
     user_folder = settings["CACHE_DIR"]
     settings["CACHE_DIR"] = str(Path(user_folder or folder.parent) / folder.name)
@@ -76,8 +76,8 @@ def source_digest(folder: Path) -> str:
 
 
 def borrowed(context: Any, builder: Any, kind: Any, value: Any) -> Any:
-    """Return a view of an array, or of each array in a tuple, that Numba does not
-    count."""
+    """Return a view of an array, or of each array in a tuple. Numba does not count
+    references to these views."""
     if isinstance(kind, types.Array):
         view = context.make_array(kind)(context, builder, value)
         view.meminfo = ir.Constant(view.meminfo.type, None)
@@ -337,10 +337,10 @@ def _exponential(x: Any) -> Callable[[Any], Any]:
 #     arcsin s = w A(w²),            w = s                for s ≤ ½
 #     arcsin s = π/2 − 2 w A(w²),    w = √((1 − s)/2)     for s > ½
 #
-# Callers also pass 1 − s, because they may know it with a smaller error than s. A is
-# analytic far beyond [0, ¼]. Its Chebyshev approximation was computed with 60 digits
-# and converted to powers. The relative error is 3e-17 (degree 12) for float64 and 3e-10
-# (degree 6) for float32.
+# Callers also pass 1 − |s|. Their value may be more accurate than a difference from s.
+# A is analytic far beyond [0, ¼]. Its Chebyshev approximation was computed with 60
+# digits and converted to powers. The relative error is 3e-17 (degree 12) for float64
+# and 3e-10 (degree 6) for float32.
 
 
 ARC_DOUBLE = (

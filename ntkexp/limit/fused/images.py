@@ -1,9 +1,10 @@
 """Kernels of images: the layout of pixels in a band, coarser levels,
 and the loop over offsets.
 
-A band holds both kernels of two images for one offset o, at all pixels p of the first
-image and p + o of the second. A level contains the operations on images of one size. A
-field is a function of the variance at each pixel."""
+A band holds both kernels (NNGP and tangent) of two images for one offset o. It pairs
+each pixel p of the first image with pixel p + o of the second. A level contains the
+operations on images of one size. A field is a function of the variance at each
+pixel."""
 
 from __future__ import annotations
 
@@ -28,8 +29,8 @@ Arrays = tuple[Array, Array, Array]
 
 
 class ImageGrid(NamedTuple):
-    """Sizes of an image, the largest reach of a window,
-    and whether the image is periodic."""
+    """Sizes of an image, and the largest reach of a window. `around` is True if the
+    image is periodic."""
 
     sizes: Three
     reach: Three
@@ -38,8 +39,8 @@ class ImageGrid(NamedTuple):
 
 class BandImage(NamedTuple):
     """The layout of an image's band at one offset, which pairs each pixel p with pixel
-    p + `offset`. `at` holds, for each axis, the index of `offset` in the list of the
-    axis's offsets."""
+    p + `offset`. For each axis, `at` holds the index of the offset in the list of all
+    offsets of that axis."""
 
     sizes: Three
     reach: Three
@@ -51,7 +52,8 @@ class BandImage(NamedTuple):
 
 class BandLayout(NamedTuple):
     """The fields of all left and right images at one offset, in two flat arrays with
-    the pixel layout of a band."""
+    the pixel layout of a band. Each image has `fields` fields. The first `channels` of
+    them are the inputs."""
 
     left: Array
     right: Array
@@ -88,12 +90,12 @@ class ImageSides(NamedTuple):
 class LevelTransfer(NamedTuple):
     """Bands that come from the finer level, and bands that go to the coarser level.
 
-    `source` and `target` are [register, kernel, left, right, offset and pixel]. The
-    registers `arriving` are filled from `source`. The registers `departing` are
-    averaged into `target`: the kernel at each pixel is multiplied by `shares`, and added
-    at an index of `target`. This index is a sum of three numbers, the `slots` of the
-    pixel along each axis. `order` lists the pixels of a row so that consecutive pixels
-    belong to different coarse pixels. Their additions are then independent."""
+    `source` and `target` have the axes [register, kernel, left, right, offset and
+    pixel]. The registers `arriving` are filled from `source`. The registers `departing`
+    are averaged into `target`: the kernel at each pixel is multiplied by `shares`, and
+    added at an index of `target`. This index is a sum of three numbers, the `slots` of
+    the pixel along each axis. `order` lists the pixels of a row so that consecutive
+    pixels belong to different coarse pixels. Their additions are then independent."""
 
     arriving: Array
     source: Array
@@ -170,8 +172,8 @@ def laid_out(
     axis: BandAxis,
     pitch: int,
 ) -> None:
-    """Lay out the left images from pixel 0, the right images from pixel `axis.offset`,
-    and a mask that is 1 inside the image.
+    """Copy images into bands along one axis (see `stacked`): the left images from pixel
+    0, the right images from pixel `axis.offset`, and a mask that is 1 inside the image.
 
     `counts` are the numbers of fields in `sources`. Each
     field has `parts` lines along this axis."""

@@ -1,8 +1,8 @@
 """Translate layers into operations on bands, and into tables that compiled loops read.
 
-A band holds both kernels, K (NNGP) and Θ (tangent), of two examples at all pixels for
-one offset. A register is a buffer for one band. A field is a function of the variance
-at each pixel.
+A band holds both kernels, K (NNGP) and Θ (tangent), of two examples for one offset
+between their pixels. A register is a buffer for one band. A field is a function of the
+variance at each pixel.
 
 Strides and pools make images smaller. A level contains all operations on images of one
 size. At each moment, a register holds an image of one size, and no operation reads
@@ -167,8 +167,8 @@ NO_SLOT = -1
 
 @dataclass(frozen=True)
 class Coarsenings:
-    """The registers that a level averages for the next one,
-    as arrays for compiled loops."""
+    """The registers that a level averages for the next level, as arrays for compiled
+    loops."""
 
     registers: Array
     shares: Array
@@ -242,9 +242,9 @@ def slots(
 ) -> Array:
     """Return the slot of each pixel along an axis (see above), [offset, pixel].
 
-    `fine` are the offsets between fine pixels, and `coarse_offsets` those between
-    coarse pixels. In the array of coarse bands, successive offsets are `band` numbers
-    apart, and successive pixels `unit` numbers.
+    `fine` lists the offsets between fine pixels, and `coarse_offsets` the offsets
+    between coarse pixels. In the array of coarse bands, successive offsets are `band`
+    numbers apart, and successive pixels are `unit` numbers apart.
 
     >>> slots(Coarse.windows(4, 2), 4, range(4), range(2), band=10, unit=1).tolist()
     [[0, 0, 1, 1], [0, 10, 1, 11], [10, 10, 11, 11], [10, 0, 11, 1]]
@@ -279,7 +279,7 @@ class Tables:
 
     operations: Array
     """One row for each operation: kind, register, other register, reach along columns,
-    rows and planes, first field, end of the fields."""
+    rows and planes, index of the first field, index after the last field."""
     weights: Array
     """One row for each operation: the weights s, b, α, β in K ← s K + b and Θ ← s Θ + α
     K + β; then 1 if the window has three rows; then up to three constants."""
@@ -291,7 +291,7 @@ class Tables:
     """For vectors: the left fields that are copied to every column of a band. All other
     left fields are read as single numbers."""
     rounding: Any
-    """A correlation within this distance of 1 counts as 1."""
+    """If 1 − |ρ| is at most this value, the correlation ρ counts as ±1."""
 
 
 def tables(level: Level, left: Side, right: Side) -> Tables:
@@ -348,9 +348,9 @@ def tables(level: Level, left: Side, right: Side) -> Tables:
 def fields_of_side(
     level: Level, side: Side, fields: Sequence[Sequence[torch.Tensor]], rows: slice
 ) -> Array:
-    """Return the table of one side: the numbers of each image that the loops read. They
-    are the inputs, if the level begins with input images, and then the entries `rows` of
-    all `fields`."""
+    """Return the table of one side: the numbers of each example that the loops read.
+    They are the entries `rows` of all `fields`. If the level begins with input images,
+    the inputs come before the fields."""
     x = side.x
     is_vector = x.dim() == 2
     pixels = prod(level.sizes)
@@ -384,8 +384,8 @@ class BandProgram:
     """All operations on bands, from the finest level to the coarsest.
 
     The layer `end` averages over pixel pairs, and the fused engine computes this mean.
-    If `end` is None, the fused engine returns the bands of the last level. Then torch
-    applies the layers `rest` to examples of shape `rest_shape`."""
+    If `end` is None, the fused engine returns the bands of the last level. In both
+    cases, torch then applies the layers `rest` to examples of shape `rest_shape`."""
 
     levels: tuple[Level, ...]
     channels: int
@@ -404,8 +404,9 @@ def program(layers: LayerChain, shape: Shape) -> BandProgram:
     """Translate layers into operations on bands.
 
     For vectors, every layer must have a fused form. For images, the program ends before
-    the first layer without a fused form, such as Flatten. Before this layer, strides or
-    pools must have made the images smaller, or vectors. Otherwise raise `NoFusedForm`.
+    the first layer without a fused form, such as Flatten. This layer or an earlier one
+    must make the images smaller, or turn them into vectors. Otherwise raise
+    `NoFusedForm`.
 
     >>> from ntkexp.layer.affine import Dense
     >>> from ntkexp.layer.pointwise import ReLU

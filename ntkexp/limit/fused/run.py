@@ -62,7 +62,7 @@ class VectorSides(NamedTuple):
     the right vectors, [field, example].
 
     `spread` lists the left fields that are copied to every column. If `same`, the left
-    vectors are the first of the right vectors, and pairs below the diagonal are not
+    vectors are also the first right vectors. Pairs below the diagonal are then not
     computed.
     """
 
