@@ -126,7 +126,9 @@ class Look:
         the part needs one."""
         rule = self.expectation[part]
         origins = self.margins[part] if self.margins else {}
-        null = self.nulls[part] if self.nulls else rule.null
+        null = self.nulls[part] if self.nulls else None
+        if null is None:
+            null = rule.null
         if SOURCE in origins or null is None or not rule.one_sided:
             return None
         try:

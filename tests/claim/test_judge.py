@@ -159,6 +159,13 @@ def test_a_direction_below_the_minimum_is_neither_support_nor_refutation(
         assert ("direction significant, size below" in found.note) == (verdict == "below minimum")
 
 
+@pytest.mark.parametrize("nulls", [(), (None,)], ids=str)
+def test_a_rule_whose_null_is_not_named_has_its_own(nulls: tuple[float | None, ...]) -> None:
+    rule = Order(along="kind", above="a", below="b", margin=0.1)
+    look = Look({}, None, (0, 1), Column(column="x"), (rule,), nulls, ({"minimum": "a reason"},))
+    assert look.direction_null(0) == rule.null == 0
+
+
 def test_a_missing_number_has_its_reason() -> None:
     rows = rows_of([0.4, math.nan, 0.6], seed=[0, 1, 2], reason=["", "all points are pinned", ""])
     found = judge_part(Bound(limit=1, side="upper", margin=0), rows)
