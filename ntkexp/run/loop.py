@@ -189,7 +189,7 @@ def train_steps(state: RunState, listener: AbstractListener) -> Ending:
 
 
 def reverse_pass(state: RunState, listener: AbstractListener) -> None:
-    """Run the backward passes that the path integrals and the leave-out effects need."""
+    """Run the backward passes of the path integrals and the effects, if needed."""
     for done, total in state.steps_back():
         listener.on_step_back(state, "back", done, total)
     if state.effects is not None:

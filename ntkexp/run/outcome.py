@@ -485,8 +485,8 @@ def initial_weight_term(setting: Setting) -> Float[Tensor, "point out"]:
 
 
 def split_regions(state: RunState) -> dict[str, Region]:
-    """Return a region for each split: its points, and the sizes of the terms that add up
-    to their outputs. Rounding errors are estimated from these sizes."""
+    """Return a region for each split: its points, and the sizes of the terms that add
+    up to their outputs. Rounding errors are estimated from these sizes."""
     problem = state.setting.problem
     regions = {}
     for name, points in problem.split_slices.items():

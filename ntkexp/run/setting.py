@@ -278,8 +278,8 @@ class SweepSetting:
 
 
 def sweep_setting(experiment: Experiment, survey: Survey) -> SweepSetting:
-    """Return the plan of the leave-out effects: backward passes, or retraining if that is
-    cheaper and `path` allows it.
+    """Return the plan of the leave-out effects: backward passes, or retraining if that
+    is cheaper and the settings `path` allow it.
 
     Raise if neither is possible.
     """

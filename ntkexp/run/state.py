@@ -467,8 +467,8 @@ def effects_pass(
     accumulator: AbstractAccumulator,
     allocate: AllocateRows,
 ) -> EffectsPass | None:
-    """Return the backward passes of the leave-out effects. Return None if no effects are
-    requested, or if they are computed by retraining."""
+    """Return the backward passes of the leave-out effects. Return None if no effects
+    are requested, or if they are computed by retraining."""
     sweep = setting.sweep
     if sweep is None or sweep.retrains:
         return None
