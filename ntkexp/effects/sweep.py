@@ -201,8 +201,8 @@ MeanName: TypeAlias = Literal["renormalised", "fixed"]
 
 
 class AbstractMean(ABC):
-    """A convention: if the weight of one example changes, how do the shares κ of the
-    other examples in the loss of the batch change?"""
+    """A convention for the shares κ in the loss of a batch. It determines how the
+    shares of the other examples change if the weight of one example changes."""
 
     @abstractmethod
     def shares(
@@ -299,8 +299,8 @@ class RenormalisedMean(AbstractMean):
 
 @dataclass(frozen=True)
 class Infinitesimal(AbstractMean):
-    """The convention `mean`, but with the derivative by the weight of an example
-    instead of its removal."""
+    """The convention `mean`, except that `removals` returns minus the derivative by the
+    weight of an example, instead of the change by its removal."""
 
     mean: AbstractMean
 
@@ -327,8 +327,8 @@ MEANS: dict[MeanName, AbstractMean] = {
 
 
 def mean_of(effects: Effects, mean: MeanName) -> AbstractMean:
-    """Return the convention with the name `mean`. If `effects` is "derivative", it uses
-    derivatives instead of removals."""
+    """Return the convention with the name `mean`. If `effects` is "derivative", return
+    this convention with derivatives instead of removals."""
     return Infinitesimal(MEANS[mean]) if effects == "derivative" else MEANS[mean]
 
 
@@ -640,7 +640,8 @@ class ChunkedSweep:
     one for each chunk of points."""
 
     training: AbstractTrajectory
-    # the gradients ∂F/∂θ_T of the outputs F at some points
+    # a function from a slice of the points to the gradients ∂F/∂θ_T of the outputs F at
+    # these points
     end_gradients: Callable[[slice], Float[Tensor, "vector weight"]]
     points_per_chunk: int  # number of points per chunk
     outputs_per_pass: int  # number of outputs per backward pass

@@ -147,8 +147,8 @@ class RunMemory:
 
     @property
     def gradient_outputs(self) -> int:
-        """The number of outputs per point whose gradients are computed. If kernels are
-        computed, these are all outputs."""
+        """The number of outputs per point whose gradients are computed. These are all
+        outputs if `kernels` is "all"."""
         return self.outputs if self.kernels == "all" else self.integrated
 
     @property

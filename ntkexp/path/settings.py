@@ -42,7 +42,7 @@ MAX_AUTO_ENTRIES = 2048
 if M·C exceeds this number.
 
 The kernel of the training examples has (M·C)² numbers,
-and its eigenvalues take (M·C)³ operations. """
+and its eigenvalues take (M·C)³ operations."""
 
 
 class Kernel(Component):
@@ -114,10 +114,10 @@ class Planned(AbstractTimetable):
 @dataclass
 class Adaptive(AbstractTimetable):
     """Steps that are chosen during training, so that the kernel changes by about
-    `change` from one to the next.
+    `change` from one chosen step to the next.
 
-    The switches between phases are added. Kernels
-    at switches do not influence the waiting times."""
+    The switches between phases are added. Kernels at switches do not influence the
+    waiting times."""
 
     steps: int
     count: int  # largest number of kernels, without those at switches
@@ -322,7 +322,7 @@ class Path(Component):
         error of the closing rule is this factor times the difference between the
         results of `finer_quadrature` and of the rule.
 
-        It assumes an error of order n^−2(k+1) in the number n of substeps."""
+        This estimate assumes an error of order n^−2(k+1) for n substeps."""
         return 1 + 1 / (4.0 ** (self.romberg + 1) - 1)
 
     def positions(self, finer: tuple[Substep, ...]) -> frozenset[float]:
@@ -343,8 +343,8 @@ class Path(Component):
         )
 
     def chosen_outputs(self, count: int) -> tuple[int, ...]:
-        """Return the sorted indices of the outputs that have path integrals,
-        of `count` outputs.
+        """Return the sorted indices of the outputs that have path integrals, for a
+        network with `count` outputs.
 
         >>> from ntkexp.path.rule.base import Left
         >>> Path(rule=(Left(),)).chosen_outputs(3)

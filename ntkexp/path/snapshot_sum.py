@@ -116,8 +116,8 @@ class SnapshotInterval(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Track(Resumable):
-    """For one quadrature rule: the latest two snapshots, the sums 𝒦 and 𝒮, and their
-    estimated error."""
+    """The latest two snapshots, the sums 𝒦 and 𝒮, and the estimated error of 𝒮, for one
+    quadrature rule."""
 
     integrals: Integrals
     totals: StepTotals  # one sum per interval between snapshots

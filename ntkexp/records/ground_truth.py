@@ -47,8 +47,8 @@ class TrainingWithout(NamedTuple):
 
 @dataclass(frozen=True)
 class TrainingStore:
-    """The stored outputs after retrainings of a run. `query` are the indices of their
-    points on the axis `query` of the run."""
+    """The stored outputs after retrainings of a run, at some queries. `query` are the
+    indices of these queries on the axis `query` of the run."""
 
     run: Path
     query: tuple[int, ...]
