@@ -97,9 +97,8 @@ class Eigenfunctions(AbstractDiagnostic):
         φ_k(x) = Σ_j K(x, x_j) φ_k(x_j) / λ_k            at the queries
 
     The array `values` contains the eigenvalues λ_k. The array `functions` [mode, point,
-    out] contains φ_k at the training examples, then at the queries. The sign of φ_k is
-    chosen so that its entry of the largest magnitude is positive, among the entries at
-    the training examples."""
+    out] contains φ_k at the training examples, then at the queries. The sign of φ_k
+    makes the entry of the largest magnitude at the training examples positive."""
 
     needs_kernel: ClassVar[bool] = True
 

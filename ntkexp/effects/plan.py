@@ -119,8 +119,8 @@ class SweepMemory:
 # Training counts as chaotic if max_s ‖a_s‖/‖a_T‖ is above this limit. In 12 runs, it
 # was above the limit if effects were useless, and below 3 otherwise.
 CHAOTIC_GROWTH = 1e3
-# the smallest agreement at which effects are trusted. In 12 runs, effects predicted
-# removals if the agreement was above 0.86, and failed if it was below 0.73.
+# The smallest agreement at which effects are trusted. In 12 runs, effects predicted
+# removals if the agreement was above 0.86. They failed if it was below 0.73.
 MIN_AGREEMENT = 0.8
 SIGN_EPS = 1e-6  # with a smaller ε, Adam's step is nearly the sign of the gradient
 

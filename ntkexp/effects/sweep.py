@@ -92,8 +92,8 @@ class StateAdjoint:
     def pull_back(
         self, step: TrainedStep, gradient: Float[Tensor, " weight"]
     ) -> Float[Tensor, "vector weight"]:
-        """Pull the adjoints back through one step: on entry, they belong to the state
-        after the step, and on return to the state before it.
+        """Pull the adjoints back through one step. This replaces the adjoints of the
+        state after the step by the adjoints of the state before the step.
 
         `gradient` is the clipped gradient of the step. Return its adjoint, p̂.
         """
@@ -299,8 +299,8 @@ class RenormalisedMean(AbstractMean):
 
 @dataclass(frozen=True)
 class Infinitesimal(AbstractMean):
-    """The convention `mean`, except that `removals` returns minus the derivative by the
-    weight of an example, instead of the change by its removal."""
+    """The convention `mean`, but with derivatives: `removals` returns −∂(γ·g)/∂wᵢ
+    instead of the change if example i is left out."""
 
     mean: AbstractMean
 
@@ -533,9 +533,8 @@ class AdjointSweep:
             self.effects, [len(adjoint.weights) for adjoint in self.adjoints]
         )
         for adjoint, effects in zip(self.adjoints, parts, strict=True):
-            # With `one_step`, repeat the step without example i, and multiply the exact
-            # change of the weights and of the optimizer's state by the adjoints after
-            # the step: a·(θ⁻ⁱ − θ), and so on.
+            # With `one_step`, multiply the exact changes of the weights and of the
+            # optimizer's state by the adjoints after the step: a·(θ⁻ⁱ − θ), and so on.
             for change in changes:
                 effects.index_add_(1, change.examples, change.effect(adjoint))
 

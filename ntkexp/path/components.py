@@ -1,8 +1,8 @@
 """Components: groups of parameters, which split every inner product over weights.
 
-The contribution of a training example is an inner product of two vectors in the shape of the
-weights, and so a sum over parameters. The share of a component is the partial sum over its
-parameters. The shares add up to the contribution:
+The contribution of a training example is an inner product of two vectors in the shape
+of the weights. So it is a sum over parameters. The share of a component is the partial
+sum over the parameters of the component. The shares add up to the contribution:
 
     contribution(x, xᵢ) = Σ_component by_component(x, xᵢ, component)
 """

@@ -38,7 +38,8 @@ class Error(NamedTuple):
     """The estimated error of the contributions 𝒮."""
 
     parts: float  # ‖𝒮 − 𝒮_integral‖, over all single contributions (see below)
-    sums: float | None = None  # error of the sums Σᵢ 𝒮(x, xᵢ); None if they are exact
+    # error of the sums Σᵢ 𝒮(x, xᵢ); None if the sums are exact
+    sums: float | None = None
 
 
 class AbstractAccumulator(Resumable, ABC):

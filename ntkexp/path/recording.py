@@ -1,9 +1,9 @@
 """The trajectory of a training run, recorded for passes from the last step to the first.
 
 A recording stores, for each step s, the weights θ_s before the step, the optimizer's
-state after it, and ℓ′(s), the derivatives of the loss by the outputs. `Playback` reads
-it as steps of a path, for contributions. `RecordedTraining` reads it as training steps
-that can be differentiated, for leave-out effects."""
+state after the step, and ℓ′(s), the derivatives of the loss by the outputs. `Playback`
+reads the recording as steps of a path, for contributions. `RecordedTraining` reads it
+as training steps that can be differentiated, for leave-out effects."""
 
 from __future__ import annotations
 

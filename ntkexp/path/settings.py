@@ -61,10 +61,10 @@ class Kernel(Component):
 # An adaptive timetable computes the kernel change δ = ‖K_s − K_r‖/‖K_r‖ between the
 # latest two kernels, at steps r < s. The setting `change` is the wanted δ. So the next
 # kernel is due after (s − r) · `change`/δ steps, where the factor `change`/δ is limited
-# to the range from ¼ to 4. The number of kernels is also limited, so they must not be
-# used up before training ends. Therefore the next kernel is never due earlier than if
-# the remaining kernels were spaced evenly on a log scale until the end of training.
-# Each switch between phases of training adds a kernel.
+# to the range from ¼ to 4. The number of kernels is also limited, and must suffice
+# until training ends. Therefore the next kernel is due no earlier than in a schedule
+# that spaces the remaining kernels evenly on a log scale. Each switch between phases of
+# training adds a kernel.
 
 
 # The interval between stored kernels grows or shrinks by at most this factor.
@@ -113,8 +113,8 @@ class Planned(AbstractTimetable):
 
 @dataclass
 class Adaptive(AbstractTimetable):
-    """Steps that are chosen during training, so that the kernel changes by about
-    `change` from one chosen step to the next.
+    """Steps that are chosen during training. From one chosen step to the next, the
+    kernel changes by about `change`.
 
     The switches between phases are added. Kernels at switches do not influence the
     waiting times."""
@@ -256,8 +256,8 @@ class Path(Component):
 
     @property
     def explains_outputs(self) -> bool:
-        """True if the run attributes the outputs,
-        not a measure of them such as the loss."""
+        """True if the run attributes the outputs themselves, instead of a measure such
+        as the loss."""
         return self.measure == Output()
 
     @property

@@ -181,9 +181,9 @@ def add_step(
 
 
 def rounding_of(step: Step) -> tuple[Weights, Weights]:
-    """Find the elements of a step's gradient that are only rounding error. Return their
-    credit (0 for these elements, 1 for all others), and the gradient of only these
-    elements.
+    """Find the elements of a step's gradient that are only rounding error. Return the
+    credit of all elements (0 for rounding errors, else 1), and the gradient with zeros
+    in place of the other elements.
 
     Return two empty dicts if there are no such elements."""
     weights = step.view.weights

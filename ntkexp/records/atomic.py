@@ -96,13 +96,14 @@ def cannot_write(folder: Path) -> PermissionError:
     return PermissionError(errno.EACCES, "Nothing can be written there", str(folder))
 
 
-# --- Locks: the process that writes a folder holds an exclusive flock on a file in it.
+# --- Locks: a process that writes a folder holds an exclusive flock on a file in the
+# folder.
 #
 # The operating system releases the lock when its last descriptor is closed. This also
 # happens when the process is killed. A forked child shares the lock, which is released
 # when both processes have ended. This module releases locks only by closing
 # descriptors, so a child cannot release the lock of its parent. On NFS, Linux turns
-# flock into a lock of the server, which needs a file that is open for writing.
+# flock into a lock of the server. For this lock, the file must be open for writing.
 #
 # The package filelock could replace `acquire` and `waited_for`, but not `is_held`. It
 # detects the lock of another process only by taking the lock. Taking the lock needs a
@@ -194,8 +195,8 @@ def is_held(lock: Path) -> bool:
         os.close(descriptor)
 
 
-# --- Seals. A seal is a digest which shows that bytes are unchanged, and that they were
-# written for a given location.
+# --- Seals. A seal is a digest. It shows that bytes are unchanged, and were written for
+# a given location.
 #
 #     seal(content, of) = sha256(of ‖ 0 ‖ content)
 #
@@ -453,8 +454,8 @@ def read_sealed(path: Path, context: str) -> dict[str, Any]:
 
 
 def size_of(path: Path) -> int | None:
-    """Return the size in bytes of a file or of all files in a folder,
-    or None if it is missing."""
+    """Return the size in bytes of a file, or of all files in a folder. Return None if
+    there is no file or folder."""
     try:
         status = os.stat(path)
     except OSError:

@@ -52,9 +52,8 @@ from ntkexp.text import several
 
 # --- The program.
 #
-# `results_version` is raised by each change of the program that can change a result. It
-# is part of the identity of a run, so a run of another version is never mistaken for a
-# run of this version.
+# Each change of the program that can change a result raises `results_version`. It is
+# part of the identity of a run. So runs of different versions are never confused.
 
 
 results_version = 15

@@ -21,8 +21,8 @@ from ntkexp.records.schema import PredictionsAttributes, checked
 
 # --- Arrays on disk: zarr version 3, without compression and dates, with named axes.
 #
-# Each chunk is a file. So a store is readable even if its writer was killed, and equal
-# arrays have equal bytes.
+# Each chunk is a file. A store is readable even if its writer was killed. Equal arrays
+# have equal bytes.
 
 
 Fact: TypeAlias = (
@@ -158,7 +158,7 @@ def preallocate(
 #     tangent          [snapshot, query, out, train, out_]   tangent kernels, one chunk per snapshot
 #     trace            [snapshot, query, train]              Σ_c K[x, c, x′, c], replaces `tangent`
 #     output_gradient  [snapshot, train, out_]               ℓ′ of all training examples
-#     step             [snapshot]                            the step; −1 until the snapshot is complete
+#     step             [snapshot]                            the step; −1 until complete
 #     path_<rule>      [query, out, train, out_]             path kernels; NaN where not integrated
 #
 # The axis `query` contains all points at which the network is evaluated: the splits

@@ -1,8 +1,8 @@
 """register.jsonl: a log of all versions of the claims, and of the result of each test.
 
 There are two logs. The published log is in the folder of the claims' files. Only
-`publish` adds lines to it. New entries and looks are written to a second log, in the
-folder of the outputs. So judging a claim changes no file of a git checkout. The
+`publish` adds lines to this log. New entries and looks are written to a second log, in
+the folder of the outputs. So judging a claim changes no file of a git checkout. The
 register consists of the published lines, followed by the new lines of the second log.
 
 A log only grows. Each line is a JSON object: an entry
@@ -245,7 +245,7 @@ class Register:
         return next(reversed(self.attempts(name)), None)
 
     def fields_of(self, name: str) -> dict[str, Json]:
-        """Return all fields of the last entry of a claim, merged from all its lines."""
+        """Return all fields of the last entry of a claim, as `merged_fields` does."""
         versions = merged_fields(self.attempts(name))
         return versions[-1] if versions else {}
 

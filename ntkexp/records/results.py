@@ -246,9 +246,9 @@ def read_row(row: Mapping[str, str]) -> Result:
 # --- timings.csv: the time of each part of a run, in the columns
 # `what,seconds,processor`.
 #
-# `seconds` is wall time, and `processor` is CPU time in seconds, which is empty if it
-# was not measured. The parts `machine.NAME` are the kernel machines. The part `earlier`
-# is the time before the run was resumed.
+# `seconds` is wall time. `processor` is CPU time in seconds, or empty if it was not
+# measured. The parts `machine.NAME` are the kernel machines. The part `earlier` is the
+# time before the run was resumed.
 
 
 MACHINE = "machine."

@@ -234,8 +234,8 @@ class StepPair:
     def used_gradient(self, step: TrainedStep) -> Float[Tensor, " weight"]:
         """Return the gradient of a step before clipping.
 
-        Only clipping and a denominator need this gradient, because they make the step
-        nonlinear in it. Without them, return zeros.
+        This gradient is needed only if the step is nonlinear in it, which is the case
+        with clipping or a denominator. Otherwise return zeros.
         """
         clips = self.first.clip_norm is not None or self.second.clip_norm is not None
         divides = any(update.denominator is not None for update in self.first.updates)
@@ -447,9 +447,9 @@ def concatenated(parts: Sequence[Breakdown]) -> Breakdown:
 #               the batch is empty
 #
 # The first term is the example's own term in the gradient of the batch. The second term
-# is its effect on the factor c, which multiplies all other examples. If the two runs
-# become equal, the rules become derivatives, and sᵢ becomes the leave-out effect of
-# example i.
+# comes from the effect of example i on c, the common factor of all examples. If the two
+# runs become equal, the rules become derivatives, and sᵢ becomes the leave-out effect
+# of example i.
 
 
 SAME_SHARES = 1e-4

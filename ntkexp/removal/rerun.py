@@ -45,8 +45,8 @@ from ntkexp.text import short
 #
 # The initial weights, batches and step sizes remain the same.
 #
-# Example i of the batch B_s is drawn t_i times. It has the weight w_i = 1 in the
-# original training, and w_i = 0 if it is left out. The gradient of step s is a mean
+# Example i of the batch B_s is drawn tᵢ times. Its weight is wᵢ = 1 in the original
+# training, and wᵢ = 0 if the example is left out. The gradient of step s is a mean
 # over the remaining examples of the batch, or a sum if the loss is a sum:
 #
 #     g_s = Σᵢ κᵢ ∇ℓᵢ(θ_s),    κᵢ = c tᵢ wᵢ,    c = scale / Σⱼ tⱼ wⱼ for a mean, c = scale for a sum
@@ -398,8 +398,8 @@ class RerunAt(AbstractRetraining):
         repeated: Float[Tensor, "point out"],
         changes: Float[Tensor, "group point out"],
     ) -> list[str]:
-        """Return a remark if training amplifies rounding errors, so that they are not
-        small relative to the changes (see `repetition_remarks`)."""
+        """Return a remark if rounding errors, which training amplifies, are not small
+        relative to the changes (see `repetition_remarks`)."""
         if self.end is None:
             return []
         return repetition_remarks(repeated - self.original_outputs, changes)

@@ -134,8 +134,8 @@ def agreement(training: AbstractRetraining) -> float:
 def metasmoothness(training: AbstractRetraining) -> float:
     """Return the metasmoothness of Engstrom et al. (2025), between −1 and 1.
 
-    It is NaN if the first half of the removal does not change the weights
-    of the network."""
+    Return NaN if the first half of the removal does not change the weights of the
+    network."""
     (weights_full,) = training.final_weights(training.unit_weights[None])
     weights_half, weights_none = training.final_weights(halving(training))
     first = weights_half - weights_full

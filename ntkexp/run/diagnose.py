@@ -48,7 +48,7 @@ class Measurements:
 
 @dataclass
 class RunDiagnostics:
-    """The diagnostics of a run, with the kernels that they use again at later steps."""
+    """The diagnostics of a run, with the kernels that later measurements need."""
 
     setting: Setting
     # the kernel of the previous measurement, for comparison with the present kernel

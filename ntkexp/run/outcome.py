@@ -133,11 +133,13 @@ def step_size_advice(optimizer: AbstractOptimizer, size: float, stable: float) -
 # --- The training steps of the run, repeated for the linear model with a fixed kernel
 # Θ = J Jᵀ.
 #
-# The gradient of the linear model is J(X)ᵀℓ′. So if all weights have the same step size,
-# the weights stay in the span of θ_0 and the rows of J(X): θ_s = ρ_s θ_0 + J(X)ᵀ a_s.
-# Training needs only the coordinates a and ρ. The optimizer updates a as a weight with
-# the gradient ℓ′. It updates ρ as a weight with the gradient 0, so only weight decay
-# changes ρ:
+# The gradient of the linear model is J(X)ᵀℓ′. So if all weights have the same step
+# size, θ_s is a combination of θ_0 and the rows of J(X), with coordinates ρ and a:
+#
+#     θ_s = ρ_s θ_0 + J(X)ᵀ a_s
+#
+# Training needs only these coordinates. The optimizer updates a as a weight with the
+# gradient ℓ′, and ρ as a weight with the gradient 0. So only weight decay changes ρ:
 #
 #     f_s(X) = f_0(X) + Θ(X, X) a_s + (ρ_s − 1) J(X)·θ_0
 
@@ -202,7 +204,8 @@ class SameSteps:
 class ChangesByPhase:
     """The change of the outputs in each phase, and the contributions to this change.
 
-    Phases that were not reached have zeros.
+    Only outputs with path integrals are included. Phases that were not reached have
+    zeros.
     """
 
     # contributions and decay of each phase, by quadrature rule
@@ -408,8 +411,8 @@ def kernel_of_pairs(
 
 
 def miss_remarks(steps: Mapping[int, Closure]) -> list[str]:
-    """Return a remark on the steps at which the contributions of the closing rule miss
-    the change of the outputs by more than rounding errors. Return [] if there are none.
+    """Return a remark on the `steps` at which the contributions of the closing rule do
+    not add up to the change of the outputs. Return [] if there are no such steps.
 
     >>> (remark,) = miss_remarks({3: Closure(1e-3, 1e-9), 7: Closure(1e-2, 1e-9)})
     >>> remark.partition("; ")[0]

@@ -55,8 +55,8 @@ def refuse_sketch(experiment: Experiment) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Survey:
-    """A problem (data and network), its points in blocks that fit into memory, and the
-    tape of a forward pass on two examples."""
+    """A problem (data and network), its memory plan, and the tape of a forward pass on
+    two examples. `points` are cut into blocks that fit into memory."""
 
     # the experiment, with `all` or `trace` in place of `path.kernels=auto`
     experiment: Experiment

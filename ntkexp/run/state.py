@@ -62,8 +62,8 @@ from ntkexp.text import several
 
 @dataclass(kw_only=True)
 class EffectsPass:
-    """The recorded steps of a run, and the backward passes over them that compute
-    leave-out effects."""
+    """The backward passes that compute leave-out effects, over the recorded steps of a
+    run."""
 
     setting: Setting
     sweep_setting: SweepSetting
