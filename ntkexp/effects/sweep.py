@@ -571,8 +571,8 @@ class AdjointSweep:
         along: Float[Tensor, "vector row"],
         effects: Float[Tensor, "vector example"],
     ) -> None:
-        """For each example i, add γ·(g⁻ⁱ − g), the effect of leaving i out of the
-        step's gradient g. `along` is γ·∇ℓ of each row."""
+        """Add γ·(g⁻ⁱ − g) for each example i: the effect of leaving i out of the step's
+        gradient g. `along` is γ·∇ℓ of each row."""
         lengths = [len(batch.examples) for batch in step.batches]
         for rows, batch in zip(
             torch.split(along, lengths, dim=1), step.batches, strict=True

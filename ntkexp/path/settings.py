@@ -313,7 +313,7 @@ class Path(Component):
 
     @property
     def tapes_with_error(self) -> int:
-        """Number of tapes in a step, including those of the error estimate."""
+        """The number of tapes in a step, including the tapes of the error estimate."""
         return len(self.positions(self.finer_quadrature))
 
     @property

@@ -38,8 +38,8 @@ from ntkexp.shapes import Weights
 # step, times a factor of the parameter.
 
 
-# Number of Gauss points on each arc (polynomial piece) of a gradient flow. Their order of
-# accuracy, 6, is higher than that of the arcs.
+# Number of Gauss points on each arc (polynomial piece) of a gradient flow. The order of
+# accuracy of this quadrature is 6. The order of the arcs is lower.
 IMPULSE_POINTS = 3
 
 

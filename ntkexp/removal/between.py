@@ -70,8 +70,8 @@ class Pair(NamedTuple):
 
 
 def slope(at: Pair, value: Pair, derivative: Tensor) -> Tensor:
-    """Return the difference quotient φ[x, x′]. Where x and x′ are equal up to rounding,
-    return `derivative`.
+    """Return the difference quotient φ[x, x′]. If x and x′ are equal up to rounding in
+    some element, return `derivative` for this element.
 
     `at` is the pair (x, x′), and `value` is the pair (φ(x), φ(x′)).
 

@@ -219,7 +219,7 @@ def end_weights(start: Weights, end: Weights) -> dict[str, Weights]:
 
     pickle writes a string object once, and later refers to it. After a resumption,
     equal names may be different objects, and pickle would write them twice. The bytes
-    of the file would then differ from those of an uninterrupted run."""
+    of the file would then depend on interruptions of the run."""
     return {"start": start, "end": {name: end[name] for name in start}}
 
 

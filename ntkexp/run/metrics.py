@@ -61,8 +61,8 @@ SELECTIVITY = "selectivity"
 
 @dataclass(frozen=True)
 class KernelObserver:
-    """Computes the metrics of kernel snapshots, such as the change since the kernel
-    before training."""
+    """An observer that computes the metrics of kernel snapshots, such as the change
+    since the kernel before training."""
 
     setting: Setting
 
@@ -237,7 +237,7 @@ SHARE_COLUMNS = ("closure", "contribution_mass", "contribution_sum", "kernel_mas
 
 @dataclass(frozen=True)
 class Observer:
-    """Computes the metrics of each step."""
+    """An observer that computes the metrics of each step."""
 
     setting: Setting
 

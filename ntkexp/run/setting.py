@@ -152,8 +152,8 @@ def survey(experiment: Experiment) -> Survey:
 def chosen_kernels(experiment: Experiment, problem: Problem) -> Kernels:
     """Return the kind of kernels that the run computes.
 
-    `path.kernels=auto` means `all` if these kernels are small, or if the optimizer or a
-    diagnostic needs them. Otherwise it means `trace`."""
+    `path.kernels=auto` means `all` if these kernels are small, or if the optimizer, a
+    diagnostic or `path.every=snapshots` needs them. Otherwise it means `trace`."""
     diagnostics_need_all = any(one.needs_kernel for one in experiment.diagnostics)
     needs_all = experiment.optimizer.needs_kernels or diagnostics_need_all
     return experiment.path.chosen_kernels(
