@@ -73,18 +73,17 @@ MAX_KERNELS = 10**5  # largest number of stored kernels; each is a file
 
 
 class AbstractTimetable(Resumable, ABC):
-    """The choice of the steps with a stored kernel, from step
-    0 to the end of training."""
+    """The choice of the steps with a snapshot, from step 0 to the end of training. A
+    snapshot contains a kernel, unless `path.kernels=none` (see `Path.timetable`)."""
 
     @property
     @abstractmethod
     def capacity(self) -> int:
-        """The largest number of kernels that can be due.
-        The run reserves space for them."""
+        """The largest number of snapshots. The run reserves disk space for them."""
 
     @abstractmethod
     def due(self, step: int) -> bool:
-        """Return True if a kernel is due at this step."""
+        """Return True if a snapshot is due at this step."""
 
     @abstractmethod
     def observe(self, step: int, kernel: Float[Tensor, "train out train out_"]) -> None:

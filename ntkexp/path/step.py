@@ -99,8 +99,8 @@ class Step:
 
     @cached_property
     def decay(self) -> Weights | None:
-        """The change of the weights by decay in a step without momentum, λη ⊙ θ_s. λ
-        is the weight decay, and η holds the step sizes. None if λ = 0."""
+        """The vector λη ⊙ θ_s, which decay subtracts from the weights in a step without
+        momentum. λ is the weight decay, and η holds the step sizes. None if λ = 0."""
         return decay(self.view.weights, self.weight_decay, self.sizes)
 
     @cached_property
