@@ -35,7 +35,8 @@ class EarlierKernel:
 
 @dataclass(frozen=True, kw_only=True)
 class StepParts:
-    """A training step from θ to θ′, divided by the age of its gradients.
+    """The change of the weights in a training step from θ to θ′, divided into the parts
+    of earlier gradients and of the present gradient.
 
     θ′ − θ = momentum + gradient − d θ, where d is the decoupled weight decay.
     """
@@ -74,7 +75,7 @@ class TrainingState:
     # the part of the kernel that comes from some parameters: now, and before training
     kernel_of: Callable[[Collection[str]], Float[Tensor, "train out train out_"]]
     start_kernel_of: Callable[[Collection[str]], Float[Tensor, "train out train out_"]]
-    # the next step; None after the last step
+    # a function that returns the parts of the next step; None after the last step
     step_parts: Callable[[], StepParts] | None
 
     def block_loss(
@@ -136,8 +137,7 @@ def added(left: Weights, right: Weights) -> Weights:
 
 
 class AbstractDiagnostic(Component):
-    """A quantity that a run measures at each step
-    with a stored kernel (`path.schedule`).
+    """A quantity that a run measures at the steps of `path.schedule`.
 
     Numbers become columns of metrics.csv. Arrays are stored in diagnostics.zarr.
     """
@@ -147,7 +147,7 @@ class AbstractDiagnostic(Component):
     which requires `path.kernels=all`."""
 
     needs_steps: ClassVar[bool] = False
-    """True if the diagnostic reads training steps, which a gradient flow does not have."""
+    """True if the diagnostic reads training steps. Gradient flows have none."""
 
     @abstractmethod
     def measure(self, state: TrainingState) -> Measured:

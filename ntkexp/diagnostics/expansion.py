@@ -27,8 +27,9 @@ class Taylor(AbstractDiagnostic):
         SPLIT.order_k = ‖f̂_k − f(θ)‖ / ‖f(θ) − f(θ_0)‖
 
     J and H are the first and second derivatives of the outputs at θ_0. The norms are
-    over the training examples (`train`) or over the queries of all other splits
-    (`query`). To expand around other weights, start the run from them (`init.parent`).
+    over SPLIT, which is `train` (the training examples) or `query` (the queries of all
+    other splits). To expand around other weights, start the run from these weights
+    (`init.parent`).
     """
 
     def measure(self, state: TrainingState) -> Measured:

@@ -19,9 +19,10 @@ class KernelVelocity(AbstractDiagnostic):
         velocity = (1 − cos(K_s, K_r)) / (s − r)
         rotation = 1 − ‖U_0ᵀ U_s‖² / k
 
-    K_r is the latest earlier stored kernel. The columns of U are the first k
-    eigenvectors of the kernel. The rotation is 0 if they span the same space as before
-    training, and 1 if the two spaces are orthogonal."""
+    K_s is the kernel at step s, and K_r the latest earlier stored kernel, at step r.
+    The columns of U_s are the first k eigenvectors of K_s. The rotation is 0 if they
+    span the same space as the columns of U_0 (before training). It is 1 if the two
+    spaces are orthogonal."""
 
     needs_kernel: ClassVar[bool] = True
 
@@ -95,9 +96,9 @@ class Eigenfunctions(AbstractDiagnostic):
         Σ_j K(x_i, x_j) φ_k(x_j) = λ_k φ_k(x_i)          at the training examples, ‖φ_k‖ = 1
         φ_k(x) = Σ_j K(x, x_j) φ_k(x_j) / λ_k            at the queries
 
-    `functions` [mode, point, out] contains the training examples, then the queries. The
-    sign of an eigenfunction is chosen so that its entry with the
-    largest magnitude is positive."""
+    The array `values` contains the eigenvalues λ_k. The array `functions` [mode, point,
+    out] contains φ_k at the training examples, then at the queries. The sign of φ_k
+    makes the entry of the largest magnitude at the training examples positive."""
 
     needs_kernel: ClassVar[bool] = True
 

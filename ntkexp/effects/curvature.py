@@ -103,8 +103,8 @@ class RecordedGradient:
         self, vectors: Float[Tensor, "vector weight"], chunk_size: int | None = None
     ) -> tuple[Float[Tensor, "vector weight"], Float[Tensor, "vector row"]]:
         """Return the Hessian-vector product Hγ for each γ in `vectors`, and γ·∇ℓᵢ for
-        each row i of all batches (a row is one loss ℓᵢ). One vectorized backward pass handles `chunk_size`
-        vectors, or all by default."""
+        each row i of all batches. A row is one loss ℓᵢ. One vectorized backward pass
+        handles `chunk_size` vectors, or all by default."""
         with plain_kernels():
             return batched_map(self.pullback, vectors, chunk_size=chunk_size)
 

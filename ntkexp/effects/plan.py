@@ -88,11 +88,11 @@ class SweepMemory:
         )
 
     def retraining_remark(self, *, has_sweep: bool = True) -> str:
-        """Return the message that leave-out effects are measured by retraining, and why
-        not by a sweep.
+        """Return a message which says that leave-out effects are measured by
+        retraining, and gives the reason.
 
-        With `has_sweep`, the reason is that a sweep takes longer. Without it, there is
-        no sweep, because the derivative of the optimizer's step is unknown."""
+        If `has_sweep`, a sweep would take longer. Otherwise a sweep is impossible,
+        because the derivative of the optimizer's step is unknown."""
         trainings = f"effects: {self.train} trainings, each without one example,"
         if not has_sweep:
             reason = "the derivative of this optimizer's step is not known"
@@ -116,18 +116,18 @@ class SweepMemory:
 #     agreement = cos(F(½) − F(1), F(0) − F(½))
 
 
-# Training counts as chaotic if max_s ‖a_s‖/‖a_T‖ is above this. In 12 runs, it was above
-# this if effects were useless, and below 3 otherwise.
+# Training counts as chaotic if max_s ‖a_s‖/‖a_T‖ is above this limit. In 12 runs, it
+# was above the limit if effects were useless, and below 3 otherwise.
 CHAOTIC_GROWTH = 1e3
-# the smallest agreement at which effects are trusted. In 12 runs, effects predicted
-# removals if the agreement was above 0.86, and failed if it was below 0.73.
+# The smallest agreement at which effects are trusted. In 12 runs, effects predicted
+# removals if the agreement was above 0.86. They failed if it was below 0.73.
 MIN_AGREEMENT = 0.8
 SIGN_EPS = 1e-6  # with a smaller ε, Adam's step is nearly the sign of the gradient
 
 
 @dataclass(frozen=True, kw_only=True)
 class Caveats:
-    """The measurements behind the caveats, which say when effects mean little."""
+    """The measurements that decide which caveats apply to the effects of a run."""
 
     # growth of the adjoint a of the weights towards earlier steps: max_s ‖a_s‖/‖a_T‖
     growth: float

@@ -92,8 +92,8 @@ class StateAdjoint:
     def pull_back(
         self, step: TrainedStep, gradient: Float[Tensor, " weight"]
     ) -> Float[Tensor, "vector weight"]:
-        """Pull the adjoints back through one step: on entry, they belong to the state
-        after the step, and on return to the state before it.
+        """Pull the adjoints back through one step. This replaces the adjoints of the
+        state after the step by the adjoints of the state before the step.
 
         `gradient` is the clipped gradient of the step. Return its adjoint, p̂.
         """
@@ -201,8 +201,8 @@ MeanName: TypeAlias = Literal["renormalised", "fixed"]
 
 
 class AbstractMean(ABC):
-    """A convention: if the weight of one example changes, how do the shares κ of the
-    other examples in the loss of the batch change?"""
+    """A convention for the shares κ in the loss of a batch. It determines how the
+    shares of the other examples change if the weight of one example changes."""
 
     @abstractmethod
     def shares(
@@ -299,8 +299,8 @@ class RenormalisedMean(AbstractMean):
 
 @dataclass(frozen=True)
 class Infinitesimal(AbstractMean):
-    """The convention `mean`, but with the derivative by the weight of an example
-    instead of its removal."""
+    """The convention `mean`, but with derivatives: `removals` returns −∂(γ·g)/∂wᵢ
+    instead of the change if example i is left out."""
 
     mean: AbstractMean
 
@@ -327,8 +327,8 @@ MEANS: dict[MeanName, AbstractMean] = {
 
 
 def mean_of(effects: Effects, mean: MeanName) -> AbstractMean:
-    """Return the convention with the name `mean`. If `effects` is "derivative", it uses
-    derivatives instead of removals."""
+    """Return the convention with the name `mean`. If `effects` is "derivative", return
+    this convention with derivatives instead of removals."""
     return Infinitesimal(MEANS[mean]) if effects == "derivative" else MEANS[mean]
 
 
@@ -533,9 +533,8 @@ class AdjointSweep:
             self.effects, [len(adjoint.weights) for adjoint in self.adjoints]
         )
         for adjoint, effects in zip(self.adjoints, parts, strict=True):
-            # With `one_step`, repeat the step without example i, and multiply the exact
-            # change of the weights and of the optimizer's state by the adjoints after
-            # the step: a·(θ⁻ⁱ − θ), and so on.
+            # With `one_step`, multiply the exact changes of the weights and of the
+            # optimizer's state by the adjoints after the step: a·(θ⁻ⁱ − θ), and so on.
             for change in changes:
                 effects.index_add_(1, change.examples, change.effect(adjoint))
 
@@ -572,8 +571,8 @@ class AdjointSweep:
         along: Float[Tensor, "vector row"],
         effects: Float[Tensor, "vector example"],
     ) -> None:
-        """For each example i, add γ·(g⁻ⁱ − g), the effect of leaving i out of the
-        step's gradient g. `along` is γ·∇ℓ of each row."""
+        """Add γ·(g⁻ⁱ − g) for each example i: the effect of leaving i out of the step's
+        gradient g. `along` is γ·∇ℓ of each row."""
         lengths = [len(batch.examples) for batch in step.batches]
         for rows, batch in zip(
             torch.split(along, lengths, dim=1), step.batches, strict=True
@@ -640,7 +639,8 @@ class ChunkedSweep:
     one for each chunk of points."""
 
     training: AbstractTrajectory
-    # the gradients ∂F/∂θ_T of the outputs F at some points
+    # a function from a slice of the points to the gradients ∂F/∂θ_T of the outputs F at
+    # these points
     end_gradients: Callable[[slice], Float[Tensor, "vector weight"]]
     points_per_chunk: int  # number of points per chunk
     outputs_per_pass: int  # number of outputs per backward pass

@@ -18,8 +18,8 @@ last step, the sum updates two adjoints, U and V:
 
 The gradient of the step is g = Σᵢ c Jᵢᵀℓ′ᵢ + e. Jᵢ is the Jacobian at training example
 i, ℓ′ᵢ the derivative of the loss by the outputs of this example, and c a factor, such
-as that of gradient clipping. e is a rounding error, which no example caused. If J̄ is
-the secant Jacobian, then contributions, decay and rounding add up to
+as the factor of gradient clipping. e is a rounding error, which no example caused. If
+J̄ is the secant Jacobian, then contributions, decay and rounding add up to
 Σ_s J̄(s)Δθ_s = f_T − f_0, exactly.
 
 Some optimizers, such as Muon, apply a linear map M to the update of a matrix of
@@ -183,7 +183,7 @@ class BackwardSum:
         return adjoint
 
     def result(self, sums: Sequence[TermSums], change: Tensor) -> StepResult:
-        """Return the terms of the step, summed over the components."""
+        """Return the terms of the step, in total and by component."""
         by_component = [terms.result(change) for terms in sums]
         whole = by_component[0]
         if not self.components:
@@ -322,7 +322,8 @@ class TermSums:
         *,
         with_gradient_scale: bool,
     ) -> None:
-        """Add the terms with J̄. Also add the terms with N ⊙ J̄, unless V is formed."""
+        """Add the terms with J̄. If `with_gradient_scale`, also add the terms with
+        N ⊙ J̄. (If V is formed, V includes these terms.)"""
         jacobian = secant.of(self.names)
         coefficients = self.coefficients
 
@@ -403,7 +404,7 @@ def decayed(factors: Mapping[str, Coefficient], weights: Weights) -> Weights:
 
 
 def scalars_only(coefficients: Mapping[str, Coefficient]) -> dict[str, float]:
-    """Return the coefficients that are numbers, and omit those that are tensors."""
+    """Return the coefficients that are numbers. Omit tensors."""
     return {
         name: each
         for name, each in coefficients.items()

@@ -147,8 +147,8 @@ class RunMemory:
 
     @property
     def gradient_outputs(self) -> int:
-        """The number of outputs per point whose gradients are computed. If kernels are
-        computed, these are all outputs."""
+        """The number of outputs per point whose gradients are computed. These are all
+        outputs if `kernels` is "all"."""
         return self.outputs if self.kernels == "all" else self.integrated
 
     @property
@@ -242,8 +242,8 @@ class RunMemory:
 #             + points · work · SECONDS_PER_WORK),   on one core
 # work      = number of weights + WORK_PER_NUMBER · numbers on the tape of one point
 #
-# A run that would take years is rejected. If a run ends at a given loss, its number of
-# steps is unknown, so it is not rejected.
+# A run that would take years is rejected. A run that ends at a given loss has no known
+# number of steps, and is not rejected.
 
 
 START_SECONDS = 3.0

@@ -26,7 +26,7 @@ class Resumable:
         in memory or on disk."""
         for name in self.checkpointed:
             value = getattr(self, name)
-            if value is None:  # older checkpoints may lack this field
+            if value is None:  # this object does not use the field
                 continue
             saved = state[name]
             if isinstance(value, Tensor):

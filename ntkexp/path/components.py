@@ -1,8 +1,8 @@
 """Components: groups of parameters, which split every inner product over weights.
 
-The contribution of a training example is an inner product of two vectors in the shape of the
-weights, and so a sum over parameters. The share of a component is the partial sum over its
-parameters. The shares add up to the contribution:
+The contribution of a training example is an inner product of two vectors in the shape
+of the weights. So it is a sum over parameters. The share of a component is the partial
+sum over the parameters of the component. The shares add up to the contribution:
 
     contribution(x, xᵢ) = Σ_component by_component(x, xᵢ, component)
 """
@@ -30,8 +30,8 @@ def components_of(
 ) -> dict[str, frozenset[str]]:
     """Group parameters into components: by parameter, by module, or by shell patterns.
 
-    A component whose only pattern is '*' contains all parameters
-    that no other component matches.
+    A component whose only pattern is '*' contains all parameters that no other
+    component matches. `key` is the name of the setting in error messages.
 
     >>> names = ["body.0.weight", "body.0.bias", "head.weight"]
     >>> [*components_of("module", names)], [*components_of("parameter", names)] == names
@@ -91,8 +91,8 @@ def matched(
             "by '*'"
         )
 
-    # The parameters that match each component's patterns. A pattern without a match is
-    # probably misspelled.
+    # Find the parameters that match each component's patterns. Reject a pattern without
+    # a match, which is probably misspelled.
     components: dict[str, frozenset[str]] = {}
     owners: dict[str, str] = {}
     for name, own in patterns.items():

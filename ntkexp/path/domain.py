@@ -70,7 +70,8 @@ class Domain:
         return self.points.other_blocks
 
     def blocks(self, segment: Segment) -> Iterator[StepBlock]:
-        """Yield the blocks of points, with their values along the segment of a step."""
+        """Yield these blocks of points. Each block evaluates the explained quantity
+        along the segment of a step."""
         return (
             StepBlock(self.explained, segment, place, self.first_point)
             for place in self.block_slices

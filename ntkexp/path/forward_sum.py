@@ -38,7 +38,8 @@ class Error(NamedTuple):
     """The estimated error of the contributions 𝒮."""
 
     parts: float  # ‖𝒮 − 𝒮_integral‖, over all single contributions (see below)
-    sums: float | None = None  # error of the sums Σᵢ 𝒮(x, xᵢ); None if they are exact
+    # error of the sums Σᵢ 𝒮(x, xᵢ); None if the sums are exact
+    sums: float | None = None
 
 
 class AbstractAccumulator(Resumable, ABC):
@@ -111,13 +112,13 @@ class AbstractAccumulator(Resumable, ABC):
 # Many matrices J̄ satisfy J̄Δθ = Δf. The exact contributions, 𝒮_integral, use one of
 # them: the integral of the tangent Jacobian along the step. The mean secant Jacobian of
 # n equal substeps differs from this integral by O(n⁻²). Let S_n be the contributions of
-# one step, computed with n substeps. By Richardson's extrapolation, their error is
+# one step, computed with n substeps. By Richardson's extrapolation, the error of S_n is
 #
 #     e = (S_2n − S_n) · 4/3        (4ᵏ⁺¹/(4ᵏ⁺¹ − 1) after k Romberg extrapolations)
 #
-# It is computed at m evenly spaced steps out of T. The errors of different steps may
-# add up or cancel. With Σ over the m steps on the right side, an unbiased estimate of
-# the squared norm of the sum of all T errors is
+# The error e is computed at m evenly spaced steps out of T. The errors of different
+# steps may add up or cancel. With Σ over the m steps on the right side, an unbiased
+# estimate of the squared norm of the sum of all T errors is
 #
 #     ‖Σ_s e_s‖² ≈ T/m Σ‖e‖² + T(T−1)/(m(m−1)) (‖Σe‖² − Σ‖e‖²)
 
@@ -127,8 +128,8 @@ class ErrorBar(Resumable):
     """The error of the contributions, measured on a sample of steps."""
 
     rule: str  # the rule whose error is measured
-    coarse: tuple[Substep, ...]  # n substeps
-    fine: tuple[Substep, ...]  # 2n substeps
+    coarse: tuple[Substep, ...]  # the quadrature with n substeps, for S_n
+    fine: tuple[Substep, ...]  # the quadrature with 2n substeps, for S_2n
     # the error divided by S_2n − S_n: 4/3 without extrapolation
     richardson_factor: float
     every: int  # interval between the steps of the sample
@@ -249,7 +250,7 @@ class FlowIntegral(AbstractAccumulator):
             finer = Integrals(self.rule.substeps, *zeros)
             self.integrate(finer, step, self.points + 1)
             error = finer.contributions - (self.rule.contributions - before)
-            # NaN at points that are not attributed
+            # the error is NaN at points that are not attributed
             bar.add(slice(None), error.nan_to_num())
         return {}
 

@@ -85,12 +85,12 @@ class Tally:
         self.kernels = kernel.numel() > 0
 
     def closure_error(self, rounding: Rounding) -> Closure | None:
-        """Return the error ‖Σᵢ Δ𝒮ᵢ − Δf‖ with its bound, if it is larger than rounding
-        explains. Otherwise return None.
+        """Return the error ‖Σᵢ Δ𝒮ᵢ − Δf‖ with a bound, the largest error that rounding
+        explains. If the error does not exceed the bound, return None.
 
-        The bound is relative to the sizes of the outputs and of the contributions. If
-        the outputs are not finite, also return None: another check reports that the run
-        has diverged."""
+        The bound is proportional to the sizes of the outputs and of the contributions.
+        If the outputs are not finite, also return None. Another check then reports that
+        the run has diverged."""
         size = (
             rounding.terms
             + sqrt(self.outputs)
@@ -313,7 +313,8 @@ class StepTotals(Resumable):
 
     # the initial value: zeros, and NaN at points without contributions
     zero: Float[Tensor, "query out *component"]
-    max_stretches: int  # maximum number of stretches; it is even, so that all stretches can be merged in pairs
+    # maximum number of stretches; an even number, so that all can be merged in pairs
+    max_stretches: int
     every: int = 1  # steps per stretch
     edges: list[int] = field(default_factory=lambda: [0])
     sums: list[Float[Tensor, "query out *component"]] = field(default_factory=list)
@@ -444,7 +445,7 @@ def components_at_zero(domain: Domain, rules: int) -> ComponentSums:
 #
 # Phase p ends at step T_p. With momentum, gradients of earlier phases also move the
 # weights in phase p. So 𝒮(·; T_p) needs a backward pass of its own that starts at T_p.
-# It includes the effects up to step T_p of all earlier gradients.
+# This pass includes the effects of all earlier gradients, up to step T_p.
 
 
 class Sums(NamedTuple):

@@ -116,8 +116,8 @@ class Snapshots(AbstractIntegration):
     """The sum over kernel snapshots at a few steps, for optimizers without momentum.
 
     The kernel is interpolated between snapshots. The derivatives ℓ′ of the loss by the
-    outputs are known at every step, so their sums are exact. For each path kernel,
-    memory holds two snapshots, from which the error is estimated."""
+    outputs are known at every step, so sums of ℓ′ over steps are exact. For each path
+    kernel, memory holds two snapshots, from which the error is estimated."""
 
     path: Path
 

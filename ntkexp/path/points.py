@@ -3,9 +3,9 @@ and the network at one set of weights.
 
 The points are the training examples, followed by the queries. The network evaluates
 them block by block, so that memory stays bounded. A block contains only training
-examples or only queries. A *tape* is the record of a forward pass on one block. The
-weights at the end of a step are those at the start of the next step, so both steps use
-the same tapes."""
+examples or only queries. A *tape* is the record of a forward pass on one block. A step
+ends with the weights with which the next step starts, so both steps use the same tapes
+at these weights."""
 
 from __future__ import annotations
 

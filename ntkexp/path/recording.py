@@ -1,9 +1,9 @@
 """The trajectory of a training run, recorded for passes from the last step to the first.
 
 A recording stores, for each step s, the weights θ_s before the step, the optimizer's
-state after it, and ℓ′(s), the derivatives of the loss by the outputs. `Playback` reads
-it as steps of a path, for contributions. `RecordedTraining` reads it as training steps
-that can be differentiated, for leave-out effects."""
+state after the step, and ℓ′(s), the derivatives of the loss by the outputs. `Playback`
+reads the recording as steps of a path, for contributions. `RecordedTraining` reads it
+as training steps that can be differentiated, for leave-out effects."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ class Playback:
     recording: Recording
     points: Points
     step_sizes: Sequence[float]
-    factors: Mapping[str, float]
+    factors: Mapping[str, float]  # factor of each parameter's step size
     weight_decay: float
 
     def __iter__(self) -> Iterator[Step]:
@@ -383,7 +383,8 @@ STRETCHES = 20
 @dataclass(frozen=True)
 class Halves(Resumable):
     """The mass of each example in each stretch of the path: the sum of |contribution|
-    over its steps. Stretch k contains the steps from edges[k] to edges[k + 1] − 1."""
+    over the steps of the stretch. Stretch k contains the steps from edges[k] to
+    edges[k + 1] − 1."""
 
     edges: tuple[int, ...]
     mass: Float[Tensor, "stretch query out train"]
@@ -402,9 +403,9 @@ class Halves(Resumable):
         rows: Int[Tensor, " row"],
         parts: Float[Tensor, "query out row"],
     ) -> None:
-        """Add the contributions of a step at all points, given by rows. `rows` holds
-        the index of the example of each row. Rows of the same example are summed before
-        taking the absolute value.
+        """Add the contributions of a step at all points. An example may have several
+        rows on the last axis of `parts`. `rows` holds the index of the example of each
+        row. Add up the rows of each example before taking the absolute value.
 
         >>> halves = Halves((0, 1), torch.zeros(1, 1, 1, 2))
         >>> halves.add_rows(0, torch.tensor([1, 1]), torch.tensor([[[3.0, -1.0]]]))

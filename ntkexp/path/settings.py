@@ -42,7 +42,7 @@ MAX_AUTO_ENTRIES = 2048
 if M·C exceeds this number.
 
 The kernel of the training examples has (M·C)² numbers,
-and its eigenvalues take (M·C)³ operations. """
+and its eigenvalues take (M·C)³ operations."""
 
 
 class Kernel(Component):
@@ -61,10 +61,10 @@ class Kernel(Component):
 # An adaptive timetable computes the kernel change δ = ‖K_s − K_r‖/‖K_r‖ between the
 # latest two kernels, at steps r < s. The setting `change` is the wanted δ. So the next
 # kernel is due after (s − r) · `change`/δ steps, where the factor `change`/δ is limited
-# to the range from ¼ to 4. The number of kernels is also limited, so they must not be
-# used up before training ends. Therefore the next kernel is never due earlier than if
-# the remaining kernels were spaced evenly on a log scale until the end of training.
-# Each switch between phases of training adds a kernel.
+# to the range from ¼ to 4. The number of kernels is also limited, and must suffice
+# until training ends. Therefore the next kernel is due no earlier than in a schedule
+# that spaces the remaining kernels evenly on a log scale. Each switch between phases of
+# training adds a kernel.
 
 
 # The interval between stored kernels grows or shrinks by at most this factor.
@@ -73,18 +73,17 @@ MAX_KERNELS = 10**5  # largest number of stored kernels; each is a file
 
 
 class AbstractTimetable(Resumable, ABC):
-    """The choice of the steps with a stored kernel, from step
-    0 to the end of training."""
+    """The choice of the steps with a snapshot, from step 0 to the end of training. A
+    snapshot contains a kernel, unless `path.kernels=none` (see `Path.timetable`)."""
 
     @property
     @abstractmethod
     def capacity(self) -> int:
-        """The largest number of kernels that can be due.
-        The run reserves space for them."""
+        """The largest number of snapshots. The run reserves disk space for them."""
 
     @abstractmethod
     def due(self, step: int) -> bool:
-        """Return True if a kernel is due at this step."""
+        """Return True if a snapshot is due at this step."""
 
     @abstractmethod
     def observe(self, step: int, kernel: Float[Tensor, "train out train out_"]) -> None:
@@ -113,11 +112,11 @@ class Planned(AbstractTimetable):
 
 @dataclass
 class Adaptive(AbstractTimetable):
-    """Steps that are chosen during training, so that the kernel changes by about
-    `change` from one to the next.
+    """Steps that are chosen during training. From one chosen step to the next, the
+    kernel changes by about `change`.
 
-    The switches between phases are added. Kernels
-    at switches do not influence the waiting times."""
+    The switches between phases are added. Kernels at switches do not influence the
+    waiting times."""
 
     steps: int
     count: int  # largest number of kernels, without those at switches
@@ -256,8 +255,8 @@ class Path(Component):
 
     @property
     def explains_outputs(self) -> bool:
-        """True if the run attributes the outputs,
-        not a measure of them such as the loss."""
+        """True if the run attributes the outputs themselves, instead of a measure such
+        as the loss."""
         return self.measure == Output()
 
     @property
@@ -313,7 +312,7 @@ class Path(Component):
 
     @property
     def tapes_with_error(self) -> int:
-        """Number of tapes in a step, including those of the error estimate."""
+        """The number of tapes in a step, including the tapes of the error estimate."""
         return len(self.positions(self.finer_quadrature))
 
     @property
@@ -322,7 +321,7 @@ class Path(Component):
         error of the closing rule is this factor times the difference between the
         results of `finer_quadrature` and of the rule.
 
-        It assumes an error of order n^−2(k+1) in the number n of substeps."""
+        This estimate assumes an error of order n^−2(k+1) for n substeps."""
         return 1 + 1 / (4.0 ** (self.romberg + 1) - 1)
 
     def positions(self, finer: tuple[Substep, ...]) -> frozenset[float]:
@@ -343,8 +342,8 @@ class Path(Component):
         )
 
     def chosen_outputs(self, count: int) -> tuple[int, ...]:
-        """Return the sorted indices of the outputs that have path integrals,
-        of `count` outputs.
+        """Return the sorted indices of the outputs that have path integrals, for a
+        network with `count` outputs.
 
         >>> from ntkexp.path.rule.base import Left
         >>> Path(rule=(Left(),)).chosen_outputs(3)

@@ -11,11 +11,11 @@ at step s_k and 0 at the other snapshots, and η_s the step size. Then
 The time t_s of a step is the sum of the earlier step sizes. Between a snapshot K_k at
 time t_k and the next snapshot K at time t, the interpolated kernel is
 (1 − u_s) K_k + u_s K with u_s = (t_s − t_k)/(t − t_k). The factors of K_k and K follow
-from four sums over the steps between them, which do not depend on the kernels:
+from four sums over the steps between the snapshots. No kernel enters these sums:
 
     Σ_s η_s,   Σ_s (t_s − t_k) η_s,   Σ_s η_s ℓ′(s),   Σ_s (t_s − t_k) η_s ℓ′(s).
 
-A step with a snapshot belongs to the interval that ends at the step, so that u = 1.
+A step with a snapshot belongs to the interval that ends at this step, and has u = 1.
 
 To estimate the error of 𝒮, omit every other snapshot. The intervals of interpolation
 are then twice as long, so the error is four times as large if the kernel is smooth in
@@ -23,9 +23,9 @@ time. Therefore the error is a third of the difference between the two results:
 
     e = ⅓ Σ_{k odd} (K_k − Ǩ_k) Σ_s φ_k(s) η_s ℓ′(s),
 
-where Ǩ_k is interpolated between K_{k−1} and K_{k+1}. The estimate misses changes of the
-kernel that are faster than the snapshots, for example in the first steps if the
-snapshots are equally spaced."""
+where Ǩ_k is interpolated between K_{k−1} and K_{k+1}. The estimate misses fast changes
+of the kernel between snapshots. With equally spaced snapshots, these occur in the first
+steps."""
 
 from __future__ import annotations
 
@@ -83,8 +83,8 @@ class Moments(Resumable):
         self.elapsed += step.step_size
 
     def share_out(self, span: float) -> tuple[Weight, Weight]:
-        """Return the factors of the snapshots at the start and the end of an interval,
-        from the sums over its steps. `span` is the length of the interval in time.
+        """Return the factors of the snapshots at the start and the end of an interval.
+        `span` is the length of the interval in time.
 
         If the length is zero, the factor of the first snapshot is zero.
         """
@@ -116,8 +116,8 @@ class SnapshotInterval(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Track(Resumable):
-    """For one quadrature rule: the latest two snapshots, the sums 𝒦 and 𝒮, and their
-    estimated error."""
+    """The latest two snapshots, the sums 𝒦 and 𝒮, and the estimated error of 𝒮, for one
+    quadrature rule."""
 
     integrals: Integrals
     totals: StepTotals  # one sum per interval between snapshots
@@ -144,7 +144,7 @@ class Track(Resumable):
         interval: SnapshotInterval,
     ) -> None:
         """Add an interval at the points in `rows`. `kernel` is the snapshot K_{k+1} at
-        its end, and `pulled` the decay term at this snapshot."""
+        the end of the interval, and `pulled` the decay term at this snapshot."""
         change = self.add_snapshot(
             rows, self.latest[rows], self.pulled[rows], interval.first
         )
@@ -268,8 +268,8 @@ def add_step(
     kernel: Float[Tensor, "chosen out train out_"],
     pulled: Float[Tensor, "chosen out"],
 ) -> None:
-    """Add the norms of the terms of one step, at which there is a snapshot, to its
-    tally."""
+    """Add the norms of the terms of one step to its tally. There is a snapshot at this
+    step."""
     parts = contract(kernel, step.output_gradient).mul_(-step.step_size)
     summed = parts.sum(2)
     change = summed - step.step_size * pulled

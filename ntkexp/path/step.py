@@ -38,8 +38,8 @@ from ntkexp.shapes import Weights
 # step, times a factor of the parameter.
 
 
-# Number of Gauss points on each arc (polynomial piece) of a gradient flow. Their order of
-# accuracy, 6, is higher than that of the arcs.
+# Number of Gauss points on each arc (polynomial piece) of a gradient flow. The order of
+# accuracy of this quadrature is 6. The order of the arcs is lower.
 IMPULSE_POINTS = 3
 
 
@@ -99,14 +99,14 @@ class Step:
 
     @cached_property
     def decay(self) -> Weights | None:
-        """The change of the weights by decay in a step without momentum, λη ⊙ θ_s. λ
-        is the weight decay, and η holds the step sizes. None if λ = 0."""
+        """The vector λη ⊙ θ_s, which decay subtracts from the weights in a step without
+        momentum. λ is the weight decay, and η holds the step sizes. None if λ = 0."""
         return decay(self.view.weights, self.weight_decay, self.sizes)
 
     @cached_property
     def impulse(self) -> Float[Tensor, "train out"]:
-        """The step size times ℓ′, ηℓ′. For a gradient flow, the integral ∫ℓ′dt over the
-        step."""
+        """The product ηℓ′ of the step size and ℓ′. For a step of a gradient flow, it is
+        the integral ∫ℓ′dt over the step."""
         if self.curve is None:
             return self.step_size * self.output_gradient
         points = self.quadrature_points(IMPULSE_POINTS)
@@ -207,9 +207,9 @@ class TrainingRecipe:
 # --- Training on a fixed set of examples, as a stream of steps.
 #
 # The gradient of a step, Σᵢ J(θ_s; xᵢ)ᵀ ℓ′ᵢ(s), is computed from the Jacobians that are
-# also the right factor of the step's kernel. In each phase, batches are drawn from the examples of the phase
-# only, and losses are averaged over them. For all other examples, ℓ′ is zero. The
-# optimizer keeps its state from phase to phase.
+# also the right factor of the step's kernel. In each phase, batches are drawn from the
+# examples of the phase only, and losses are averaged over the batch. For all other
+# examples, ℓ′ is zero. The optimizer keeps its state from phase to phase.
 
 
 @dataclass(frozen=True, kw_only=True)

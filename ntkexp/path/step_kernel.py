@@ -10,8 +10,8 @@ or the tangent Jacobian if u₀ = u₁.
 
 J(xᵢ), on the right, is the tangent Jacobian of training example i at θ₀
 (`Step.right_factor`). If only contributions are computed, the gradient J(xᵢ)ᵀℓ′ᵢ of the
-example's loss replaces J(xᵢ). Then K(x, xᵢ)ℓ′ᵢ replaces K. It is the contribution of
-example i up to the factor −η, with the step size η."""
+example's loss replaces J(xᵢ). Then K(x, xᵢ)ℓ′ᵢ replaces K. The contribution of example
+i is −η K(x, xᵢ)ℓ′ᵢ, with the step size η."""
 
 from __future__ import annotations
 
@@ -86,8 +86,8 @@ class StepBlock:
         vector: Weights | None,
         components: Collection[Collection[str] | None],
     ) -> list[KernelAndProduct]:
-        """Return K(x, xᵢ) and J̄(x)·vector for each component,
-        restricted to its parameters.
+        """Return K(x, xᵢ) and J̄(x)·vector for each component. The inner products are
+        only over the parameters of the component.
 
         The component None contains all parameters.
         """
@@ -151,11 +151,11 @@ def kernel_between(
     like: Float[Tensor, "point out"],
     factors: Weights | None = None,
 ) -> Float[Tensor, "point out train out_"]:
-    """Return ⟨left, J(xᵢ)⟩ for the examples of all blocks on the right, or
-    ⟨factors ⊙ left, J(xᵢ)⟩ if `left` is an adjoint.
+    """Return ⟨left, J(xᵢ)⟩ for the examples of all blocks in `right`. If `left` is an
+    adjoint and `factors` are given, return ⟨factors ⊙ left, J(xᵢ)⟩.
 
-    If a factor is empty, for example because a block does not use the parameters of a
-    component, the inner products are zero. Their shape follows from the outputs
+    If one side has no parameters, for example because a block does not use the
+    parameters of a component, return zeros. Their shape follows from the outputs
     `like`."""
     kernels = [kernel_with_block(left, block, like, factors) for block in right]
     if not kernels:

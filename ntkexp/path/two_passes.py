@@ -10,10 +10,10 @@ from the last step to the first. It computes
 K_s is the kernel of `backward_sum`, and ℓ′ᵢ(s) the derivative of the loss by the outputs
 of example i. The attributed points are processed in chunks, so that their adjoints fit
 into memory. Each chunk requires a pass over the whole recording. If training has
-phases, each phase requires a separate pass that begins at its end.
+phases, each phase requires separate passes, which begin at the end of the phase.
 
-To estimate the error of the contributions 𝒮_n with n substeps per step, they are also
-computed with 2n substeps, at a sample of m of the Q points x. As in `forward_sum`,
+Let 𝒮_n be the contributions with n substeps per step. To estimate the error of 𝒮_n,
+𝒮_2n is also computed, at a sample of m of the Q points x. As in `forward_sum`,
 
     e(x, ·) = (𝒮_2n(x, ·) − 𝒮_n(x, ·)) · 4/3,  ‖𝒮 − 𝒮_integral‖² ≈ Q/m Σ_{m of Q points} ‖e(x, ·)‖²
 
@@ -181,9 +181,9 @@ def add_step(
 
 
 def rounding_of(step: Step) -> tuple[Weights, Weights]:
-    """Find the elements of a step's gradient that are only rounding error. Return their
-    credit (0 for these elements, 1 for all others), and the gradient of only these
-    elements.
+    """Find the elements of a step's gradient that are only rounding error. Return the
+    credit of all elements (0 for rounding errors, else 1), and the gradient with zeros
+    in place of the other elements.
 
     Return two empty dicts if there are no such elements."""
     weights = step.view.weights

@@ -1,4 +1,4 @@
-"""The files of a run folder, and how they are written and read, without torch.
+"""Writers and readers of the files in a run folder. They do not need torch.
 
 Each module imports only from the modules listed before it:
 

@@ -45,7 +45,7 @@ ANY = NUMBERS + TEXT_KINDS
 
 def read_headers(path: Path) -> dict[str, Header]:
     """Read the headers of all arrays in an npz file.
-    Raise if one is compressed or incomplete."""
+    Raise if an array is compressed or incomplete."""
     try:
         with zipfile.ZipFile(path) as archive:
             return {
@@ -69,8 +69,8 @@ def read_headers(path: Path) -> dict[str, Header]:
 
 
 def header_of(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> Header:
-    """Read the header of one array. Raise ValueError
-    if its size does not match its bytes."""
+    """Read the header of one array. Raise ValueError if the array is compressed, or if
+    the shape and dtype in the header do not match the number of bytes."""
     if entry.compress_type != zipfile.ZIP_STORED:
         raise ValueError("it is compressed")
     with archive.open(entry) as file:
@@ -100,7 +100,10 @@ def refuse_half_characters(words: NDArray[Any]) -> None:
 
 @dataclass(frozen=True)
 class RunAxes:
-    """The lengths of a run's axes, according to data.npz."""
+    """The lengths of a run's axes, according to data.npz.
+
+    `points` is the number of points in all evaluated splits, and `splits` are the
+    numbers of examples by split."""
 
     train: int
     points: int
@@ -110,7 +113,8 @@ class RunAxes:
     def of(
         cls, headers: Mapping[str, Header], read: Sequence[str], path: Path
     ) -> RunAxes:
-        """Return the lengths of the axes. `read` are the evaluated splits.
+        """Return the lengths of the axes. `read` are the evaluated splits (the axis
+        `query` of the stores).
 
         Raise if the arrays are inconsistent.
         """
@@ -183,8 +187,8 @@ def is_like(header: Header | None, axes: int, kinds: str) -> bool:
 
 
 def refuse_odd_data(arrays: Mapping[str, NDArray[Any]], path: Path) -> None:
-    """Raise if a class or phase number is out of range,
-    or if a text is not valid Unicode."""
+    """Raise if the number of a class or of a phase is out of range, if
+    `phase_classes` has a wrong shape, or if a text is not valid Unicode."""
     classes = arrays["classes"]
     phases = arrays.get("phases", ())
     phase_classes = arrays.get("phase_classes")
@@ -221,8 +225,8 @@ def refuse_outside(numbers: NDArray[Any], low: int, high: int, name: str) -> Non
 # --- Stores: the zarr.json files with types and shapes are read before the arrays.
 #
 # If a chunk has no file, zarr fills the chunk with the fill value. So a small store
-# could describe an array that exceeds the memory. Therefore most chunks of a large
-# array must exist.
+# could describe an array that exceeds the memory. Therefore a minimum fraction of a
+# large array must be stored.
 
 
 DESCRIBED = {
@@ -234,7 +238,7 @@ DESCRIBED = {
     "codecs": [{"name": "bytes"}],
     "dimension_names": ["query", "out"],
 }
-"""The zarr.json of an array, for doctests."""
+"""An example of the zarr.json of an array, for doctests."""
 
 MAX_UNSTORED_NUMBERS = 1 << 27  # an array up to this size may have no stored chunk
 MIN_STORED_FRACTION = 1 / 16  # minimum fraction of stored numbers in a larger array
@@ -269,7 +273,8 @@ def read_store(path: Path) -> Store:
 
 
 def array_fault(array: ArrayRecord, path: Path) -> str | None:
-    """Return a description of an error in the sizes of an array's chunks, or None."""
+    """Return a description of an error in the axes or the chunks of an array, or
+    None."""
     chunk = array.chunk_grid.configuration.chunk_shape
     if not len(array.shape) == len(chunk) == len(array.dimension_names):
         return "its axes are not as many as their names"
@@ -318,8 +323,8 @@ def refuse_odd_store(
     """Raise if a store lacks a required array,
     or if an array has an unknown kind or a wrong shape.
 
-    `kinds` are the axes of each kind of array, and `lengths` the lengths of axes. The
-    name of an array is its kind, or its kind followed by a suffix, as in
+    `kinds` are the axes of each kind of array, and `lengths` the known lengths of axes.
+    The name of an array is its kind, or its kind with a suffix, as in
     `contribution_left`."""
     missing = [name for name in required if name not in store.arrays]
     if missing:

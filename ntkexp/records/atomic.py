@@ -1,20 +1,20 @@
 r"""Files that remain valid if the process is killed at any moment,
 by a signal or by a power cut.
 
-    file    A file is written under another name, forced to the disk, and renamed. If the process is
-            killed before the renaming, the old file remains, and a `.partial` file that is never
-            read. If it is killed later, the new file exists.
-    lock    A lock is a `flock` of the operating system, which ends when its process ends. The
-            locked file remains, but not the lock. No process can take a lock from its holder.
+    file    A file is written under another name, forced to the disk, and renamed. After a kill
+            before the renaming, the old file remains unchanged, and a `.partial` file remains that
+            no reader opens. After a later kill, the new file exists.
+    lock    A lock is a `flock` of the operating system on a file. It ends when its process ends;
+            the file remains. No process can take a lock from its holder.
     seal    A seal is a digest that is stored at the end of the sealed bytes, or in a file that is
             written later. Bytes that were truncated, changed or copied from another file do not
             match their seal. They are rejected before they are parsed.
     log     A log only grows, by sealed entries (`records.sealed_log`). A kill leaves at most one
             unfinished entry at the end, which is removed when the log continues.
 
-So a run is resumed without repair. It checks which files are complete, and writes all
-others again. The folder of a run is complete when the file that seals all others
-exists. This file is written last (`records.folder`).
+So a run is resumed without repair. The resumed run checks which files are complete, and
+writes all others again. The folder of a run is complete when DONE.json exists. This
+file contains the seals of the others, and is written last (`records.folder`).
 
 >>> seal(b"numbers", "one run") == seal(b"numbers", "another")
 False
@@ -64,7 +64,7 @@ def being_written(path: Path) -> Iterator[BinaryIO]:
         with opening as file:
             yield file
             file.flush()
-            # else a power cut after the renaming could leave an empty file
+            # without fsync, a power cut after the renaming could leave an empty file
             os.fsync(file.fileno())
         partial.replace(path)
     except BaseException:  # also if the user interrupts or the disk is full
@@ -96,18 +96,19 @@ def cannot_write(folder: Path) -> PermissionError:
     return PermissionError(errno.EACCES, "Nothing can be written there", str(folder))
 
 
-# --- Locks: the process that writes a folder holds an exclusive flock on a file in it.
+# --- Locks: a process that writes a folder holds an exclusive flock on a file in the
+# folder.
 #
 # The operating system releases the lock when its last descriptor is closed. This also
 # happens when the process is killed. A forked child shares the lock, which is released
 # when both processes have ended. This module releases locks only by closing
 # descriptors, so a child cannot release the lock of its parent. On NFS, Linux turns
-# flock into a lock of the server, which needs a file that is open for writing.
+# flock into a lock of the server. For this lock, the file must be open for writing.
 #
 # The package filelock could replace `acquire` and `waited_for`, but not `is_held`. It
-# detects the lock of another process only by taking the lock. This needs a writable
-# folder, and makes a concurrent `acquire` fail. Its behaviour without flock and in
-# forked children depends on its version.
+# detects the lock of another process only by taking the lock. Taking the lock needs a
+# writable folder, and makes a concurrent `acquire` fail. The behaviour of filelock
+# without flock and in forked children depends on its version.
 
 
 try:
@@ -117,7 +118,7 @@ except ImportError as error:  # not a POSIX system, such as Windows
         "run folders are locked with flock, which this system lacks; use Linux, macOS or WSL"
     ) from error
 
-# `is_held` briefly takes a shared lock, which makes `acquire` fail: try again
+# `acquire` fails while `is_held` briefly holds a shared lock, so `acquire` tries again
 LOCK_ATTEMPTS = 10
 LOCK_PAUSE_SECONDS = 0.01
 
@@ -152,7 +153,7 @@ def release(descriptor: int, lock: Path) -> None:
 
 
 def is_at(descriptor: int, path: Path) -> bool:
-    """Return True if the path still leads to this open file. False means that the file
+    """Return True if the path still leads to this open file. Return False if the file
     was removed or replaced."""
     try:
         return os.path.samestat(os.fstat(descriptor), path.lstat())
@@ -169,7 +170,7 @@ def waited_for(lock: Path) -> Iterator[None]:
         descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-            # else another process removed the file: try again
+            # if another process has removed the file, lock the new file
             if is_at(descriptor, lock):
                 yield
                 return
@@ -194,13 +195,14 @@ def is_held(lock: Path) -> bool:
         os.close(descriptor)
 
 
-# --- Seals: digests that show that bytes are unchanged and were written
-# for a given location.
+# --- Seals. A seal is a digest. It shows that bytes are unchanged, and were written for
+# a given location.
 #
 #     seal(content, of) = sha256(of ‖ 0 ‖ content)
 #
-# The text `context` identifies the location, for example a file of a run, a tile of a
-# kernel or a row. Equal bytes at another location have a different seal.
+# The text `of` (`context` in the code below) identifies the location, for example a
+# file of a run, a tile of a kernel or a row. Equal bytes at another location have a
+# different seal.
 
 
 BLOCK = 1 << 20  # bytes that are read at once
@@ -218,7 +220,9 @@ class Damaged(Mistake):
 
 class Sealing:
     """The digest (seal) of a stream of bytes, which is updated block by block.
-    `position` is the number of bytes so far."""
+
+    `context` identifies the location of the bytes. `position` is the number of bytes so
+    far."""
 
     def __init__(self, context: str = "") -> None:
         self.hash = sha256(context.encode() + b"\0")
@@ -244,7 +248,8 @@ def seal(content: ReadableBuffer, context: str = "") -> bytes:
 
 
 def sealing_of(path: Path | str, size: int, context: str = "") -> Sealing:
-    """Return the digest (`Sealing`) of the first `size` bytes of a file."""
+    """Return the digest (`Sealing`) of the first `size` bytes of a file, or of all
+    bytes if the file is shorter."""
     sealing = Sealing(context)
     with open(path, "rb", buffering=0) as file:
         while sealing.position < size:
@@ -312,8 +317,8 @@ class SealedFile:
 
 @contextmanager
 def being_sealed(path: Path, context: str) -> Iterator[BinaryIO]:
-    """Yield a write-only file. At the end, append the digest (seal) of its bytes, and
-    rename it to `path`."""
+    """Yield a temporary write-only file. At the end of the `with` block, append the
+    digest (seal) of its bytes, and rename the file to `path`."""
     with being_written(path) as file:
         content = SealedFile(file, context)
         yield cast(BinaryIO, content)
@@ -321,8 +326,8 @@ def being_sealed(path: Path, context: str) -> Iterator[BinaryIO]:
 
 
 def sealed_for(path: Path, context: str) -> bool:
-    """Return True if a file that `being_sealed` wrote matches the digest (seal) at its
-    end."""
+    """Return True if the bytes of a file match the digest (seal) at its end. The file
+    was written by `being_sealed`."""
     size = path.stat().st_size - WIDTH
     with path.open("rb") as file:
         file.seek(max(0, size))
@@ -418,13 +423,13 @@ def finite_json(value: Json) -> Json:
 
 def sealed_text(value: Mapping[str, Json], context: str) -> str:
     """Return an object as JSON text, with a digest (seal) as the last key. The digest
-    covers the JSON text without this key."""
+    covers the JSON text without this key, and the text `context`."""
     return to_text({**value, SEAL: seal(to_text(value).encode(), context).hex()})
 
 
 def read_sealed(path: Path, context: str) -> dict[str, Any]:
-    """Read an object from a JSON file, and compare the text with its digest (seal).
-    Return the object without the seal."""
+    """Read an object from a JSON file, and return it without its digest (seal). Raise
+    if the text does not match the digest."""
     content = read_bytes(
         path
     )  # read once, so that the checked bytes are the parsed bytes
@@ -449,8 +454,8 @@ def read_sealed(path: Path, context: str) -> dict[str, Any]:
 
 
 def size_of(path: Path) -> int | None:
-    """Return the size in bytes of a file or of all files in a folder,
-    or None if it is missing."""
+    """Return the size in bytes of a file, or of all files in a folder. Return None if
+    there is no file or folder."""
     try:
         status = os.stat(path)
     except OSError:

@@ -1,5 +1,5 @@
-"""The files of a claim's folder: verdict.json, the verdict, and picture.json,
-a caption."""
+"""The files of a claim's folder: verdict.json contains the verdict, and picture.json
+the caption of the picture."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from ntkexp.records.results import Seconds, read_timings
 #            "control": …, "second": …},
 #  "seal": the seal of all other keys}
 #
-# A claim without a control lacks its key.
+# A claim without a control has no key "control".
 #
 # A look is a test of the claim. If a look tests several expectations, `figure` is the
 # estimate for the expectation that decides the verdict.
@@ -44,11 +44,11 @@ BELOW_MINIMUM = "below minimum"
 """The verdict on an effect whose direction is significant, and whose size is
 significantly below the stated minimum."""
 DECIDED = ("supported", "refuted", BELOW_MINIMUM)
-"""The verdicts that two looks must agree on. Holm's correction for several claims may
-withdraw them."""
+"""The verdicts that need the agreement of two looks. Holm's correction for several
+claims may withdraw such a verdict."""
 EXACT = "exact"
-"""The word for an identity (a claim that is exact by construction)
-that both looks confirm."""
+"""The word for a claim that is exact by construction (an identity), if both looks
+confirm the claim."""
 WHOLE = "runs"
 """The part of timings.csv that covers all runs.
 The other parts are named after looks."""
@@ -148,8 +148,8 @@ class ClaimRecord:
         """The p-value of the verdict: the larger p-value of the main
         and the second look.
 
-        It is None if both looks are deterministic,
-        and 1 if the claim is undecided or not replicated."""
+        The value is None if both looks are deterministic, and 1 if the claim is
+        undecided or not replicated."""
         if self.verdict not in DECIDED:
             return 1.0
         looks = (self.main, self.looks["second"])
@@ -179,10 +179,10 @@ class ClaimRecord:
 
     @property
     def json_fields(self) -> dict[str, Json]:
-        """The fields for JSON: the fields of the claim and of its main look,
-        then all looks by name.
+        """The fields for JSON: the fields of the claim, the fields of its main look,
+        and all looks by name.
 
-        `verdict` is computed from the main and the second look.
+        `verdict` is the verdict from the main and the second look.
         """
         looks = {name: look.fields for name, look in self.looks.items()}
         about = {key: value for key, value in self.fields.items() if key != "looks"}
@@ -196,12 +196,12 @@ class ClaimRecord:
 
 
 FIXED_POOL = ", for these "
-"""The words before the pool of examples, in the description of the seeds' draws."""
+"""The words that precede the pool of examples in `Judgement.draws`."""
 
 
 def pool_of(draws: str) -> str:
-    """Return the pool of examples to which an interval generalises. `draws` describes
-    what a seed draws.
+    """Return the pool of examples to which a confidence interval generalises. `draws`
+    is a text about the random draws of each seed.
 
     >>> pool_of("each drawing data, for these 357 examples of digits")
     '357 examples of digits'
@@ -217,15 +217,12 @@ def pair_verdict(main: str, second: str) -> str:
     """Return the verdict on a claim, given the verdicts on its main look
     and its second look.
 
-    A claim is supported only if both looks are supported, and refuted only if both
-    looks refute it. If the main look decides, and the second look does not repeat its
-    decision, the verdict is `not replicated`.
+    If both looks have the same verdict, or if the main look is not in `DECIDED`, return
+    the verdict of the main look. If one look is `below minimum` and the other is
+    `refuted`, return `refuted`. Otherwise return `not replicated`.
 
-    A look with the verdict `below minimum` also refutes the claim. So the claim is
-    refuted if one look is `below minimum` and the other is `refuted`.
-
-    (The function is defined here, because the reports of claims must not import
-    `ntkexp.claim`.)
+    (The reports of claims must not import `ntkexp.claim`, so this function is defined
+    here.)
 
     >>> [pair_verdict(main, "supported") for main in ("supported", "refuted", "undecided")]
     ['supported', 'not replicated', 'undecided']
@@ -240,9 +237,9 @@ def pair_verdict(main: str, second: str) -> str:
 
 
 def of_claim(path: Path, name: str) -> str:
-    """Return the text that identifies a claim's file. Its digest (seal) covers this
-    text too. The text contains the name of the folder, and
-    so the digest of the claim."""
+    """Return the text that identifies a claim's file. The digest (seal) of the file
+    covers this text too. The text contains the name of the folder, which ends with the
+    digest of the claim."""
     return f"{name} of {Path(os.path.abspath(path)).name} by {results_version}"
 
 
@@ -267,8 +264,8 @@ def read_claim_record(path: Path) -> ClaimRecord:
 
 
 def claim_records(folder: Path) -> list[ClaimRecord]:
-    """Read the judged claims in a folder: the latest readable record
-    of each name and size."""
+    """Read the judged claims in a folder. For each name and size, return the latest
+    record that can be read."""
     records: dict[tuple[str, str], ClaimRecord] = {}
     for file in sorted(
         folder.glob(f"*/{VERDICT}"),

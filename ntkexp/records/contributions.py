@@ -1,5 +1,4 @@
-"""The stores contributions.zarr (in total and by phase),
-leave_out.zarr and removal/KEY.zarr."""
+"""The stores contributions.zarr, leave_out.zarr and removal/KEY.zarr."""
 
 from __future__ import annotations
 
@@ -47,17 +46,18 @@ from ntkexp.records.schema import (
 #                    `kind` (`removal`, `derivative`, `one_step`: predicted by a backward pass;
 #                    `retrained`: measured), `mean`, `growth`, `agreement`
 #
-# On the axes [query, out], the changes of the output that belong to no example:
+# On the axes [query, out], the changes of the output that belong to no example. Each
+# array has another cause:
 #
-#     decay          by weight decay
-#     outside        by changes after the last optimizer step of a followed loop
-#     statistics     by BatchNorm's running statistics
-#     jumps          by discrete choices that changed during a step
-#     rounding       by gradients that are only rounding errors
-#     coupling       by examples that influence each other through batch statistics, if these are
-#                    treated as constants by the attribution
+#     decay          weight decay
+#     outside        changes after the last optimizer step of a followed loop
+#     statistics     changes of BatchNorm's running statistics
+#     jumps          discrete choices that changed during a step
+#     rounding       gradients that are only rounding errors
+#     coupling       the influence of examples on each other through batch statistics, if the
+#                    attribution treats these statistics as constants
 #
-# By stretch of steps, by component, and by position:
+# Split by stretch (a range of consecutive steps), component or position:
 #
 #     by_step              [query, out, step]                   contributions and decay
 #     step, last_step      [step]                               first and last step of each stretch
@@ -105,8 +105,8 @@ and the label of a measure without a name."""
 DIMS = ("query", "out", "example")
 QUERY_OUT = DIMS[:2]
 RULE_ORDER = {"secant": 0, "gauss": 1, "left": 3}
-"""The order of preference of quadrature rules. A user's rule has the number 2,
-and comes before `left`."""
+"""The order of preference of quadrature rules, the smallest number first. A user's rule
+has the number 2."""
 
 
 class ByStep(NamedTuple):
@@ -120,10 +120,10 @@ class ByStep(NamedTuple):
 
 
 class ByComponent(NamedTuple):
-    """The contributions, the decay, and the changes of the outputs over the steps,
-    split by component, the last axis of each array.
+    """The contributions, the decay, and the changes of the outputs in each stretch of
+    steps, split by component. The component is the last axis of each array.
 
-    A component is a group of parameters, through which training changes the outputs.
+    A component is a group of parameters.
     """
 
     names: Sequence[str]
@@ -190,7 +190,7 @@ CONTRIBUTION_KINDS: Mapping[str, Dims] = {
 """The axes of each kind of array."""
 
 REQUIRED_BESIDE = {BY_STEP: (STEP, LAST_STEP), BY_COMPONENT_STEP: (STEP, LAST_STEP)}
-"""The arrays that a store must also contain, for each kind of array."""
+"""The arrays that a store must also contain if it contains an array of this kind."""
 
 
 def refuse_odd_contributions(
@@ -246,7 +246,7 @@ def refuse_odd_contributions(
 
 
 def explained_rule(rules: Iterable[str]) -> str | None:
-    """Return the preferred rule, whose contributions explain the outputs.
+    """Return the preferred rule (see `RULE_ORDER`), or None if there are no rules.
 
     >>> explained_rule(["left", "secant"]), explained_rule(["left", "my_rule"]), explained_rule([])
     ('secant', 'my_rule', None)
@@ -255,8 +255,8 @@ def explained_rule(rules: Iterable[str]) -> str | None:
 
 
 def called(kind: str, rule: str, explained: str) -> str:
-    """Return the name of the array with this kind and quadrature rule.
-    `explained` is the preferred rule.
+    """Return the name of the array of this kind by this quadrature rule. `explained` is
+    the preferred rule, whose arrays have no suffix.
 
     >>> called("contribution", "left", "secant"), called("contribution", "left", "left")
     ('contribution_left', 'contribution')
@@ -298,7 +298,8 @@ def add_effect(path: Path, values: NDArray[np.float64], facts: Facts) -> None:
     write_array(store, EFFECT, np.asarray(values, dtype=np.float64), DIMS, facts)
 
 
-# --- contributions.zarr by phase, if data come in phases. Phases are counted from 1.
+# --- The arrays by phase in contributions.zarr, if data come in phases. Phases are
+# counted from 1.
 #
 #     by_phase        [phase, query, out, example]   the contribution of each training example
 #     decay_by_phase  [phase, query, out]            the change of the outputs by weight decay
@@ -307,9 +308,9 @@ def add_effect(path: Path, values: NDArray[np.float64], facts: Facts) -> None:
 #     point_phase     [query]                        the phase of each query
 #
 # The names of the phases are the attribute `phases`. The sum of `by_phase` over phases
-# is `contribution`. `change` is the sum of contributions and decay. With momentum, an
-# example may also have contributions in later phases, in which its gradient still
-# changes the weights.
+# is `contribution`. `change` is the sum of contributions and decay. With momentum, the
+# gradient of an example still changes the weights in later phases, so the example may
+# have contributions in these phases too.
 
 
 BY_PHASE = "by_phase"
@@ -323,14 +324,15 @@ PHASES = "phases"
 
 @dataclass(frozen=True, kw_only=True)
 class ContributionsByPhase:
-    """The arrays of all rules by phase. The phases of examples
-    and queries are counted from 1."""
+    """The arrays by phase. `examples` and `points` are the phases of the training
+    examples and of the queries, counted from 1."""
 
     names: tuple[str, ...]
     examples: NDArray[np.int64]
     points: NDArray[np.int64]
     change: NDArray[np.float64]
-    parts: Mapping[str, Sequence[ManyRows]]  # arrays of the phases, by rule
+    # the contributions in each phase, by rule
+    parts: Mapping[str, Sequence[ManyRows]]
     decay: Mapping[str, NDArray[np.float64]]
 
 
@@ -353,7 +355,7 @@ def add_phases(path: Path, phases: ContributionsByPhase) -> None:
 # --- leave_out.zarr: predicted and actual changes of the outputs
 # if groups are left out.
 #
-#     predicted, actual    [removal, query, out]   the changes of the outputs of contributions.zarr
+#     predicted, actual    [removal, query, out]   the changes; `out` as in contributions.zarr
 #     query                [query]                 the indices of the queries
 #     example              [place]                 the examples of all groups, concatenated
 #     count                [removal]               the number of examples in each group
@@ -367,8 +369,8 @@ CHANGE_DIMS = ("removal", "query", "out")
 
 @dataclass(frozen=True, kw_only=True)
 class LeftOut:
-    """A group of examples that was left out: the most influential examples,
-    or random examples."""
+    """A group of examples that was left out. It contains the most influential examples
+    (`influential`) or random examples."""
 
     influential: bool
     examples: tuple[int, ...]
@@ -376,8 +378,8 @@ class LeftOut:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class LeaveOut:
-    """The predicted and actual changes if groups of examples are left out,
-    one group at a time."""
+    """The predicted and actual changes of the outputs, if one group of examples at a
+    time is left out."""
 
     removals: tuple[LeftOut, ...]
     query: tuple[int, ...]
@@ -428,8 +430,8 @@ def write_leave_out(path: Path, retrained: LeaveOut) -> None:
 def refuse_odd_leave_out(path: Path, lengths: Mapping[str, int], outs: int) -> None:
     """Raise if the store does not have the format that runs write.
 
-    `lengths` are the lengths of the run's axes,
-    and `outs` is its number of attributed outputs."""
+    `lengths` are the lengths of the run's axes, and `outs` is the number of attributed
+    outputs."""
     store = read_store(path)
     axes = {"out": outs}
     for axis, name in (("query", "query"), ("place", "example"), ("removal", "count")):
@@ -469,18 +471,18 @@ def read_leave_out(path: Path) -> LeaveOut:
     )
 
 
-# --- removal/KEY.zarr in a finished run: the breakdown of the change
-# if a group is left out.
+# --- removal/KEY.zarr in a finished run: the breakdown of the change if a group is left
+# out.
 #
 #     actual     [query, out]            the change of the output by retraining without the group
 #     shares     [query, out, example]   the share of each example of the group in `actual`
 #     by_step    [query, out, step]      the share of each step in `actual`
 #     query, out, example                the indices of the queries, outputs and training examples
 #
-# KEY is a digest of group and queries. KEY.json is written last. It seals the store and
-# contains further facts. DONE.json does not list these files, because removals may be
-# added to a finished run. KEY.json is sealed for this run and this key, so that the
-# removal of another run or group is rejected.
+# KEY is a digest of the group and the queries. KEY.json is written last. It contains
+# the seals of the store, and the numbers named in `REMOVAL_FACTS`. DONE.json does not
+# list these files, because removals may be added to a finished run. KEY.json is sealed
+# for this run and this key, so a file of another run or group is rejected.
 
 
 REMOVAL_FOLDER = "removal"
@@ -505,14 +507,15 @@ class Removal:
     shares: NDArray[np.float64]
     by_step: NDArray[np.float64]
     growth: float  # growth of the adjoint in the backward pass
-    # difference of an exact repetition from the run, relative to `actual`
+    # difference between the outputs of the run and of an exact repetition, relative to
+    # `actual`
     repeated: float
     # number of steps with an empty batch, because all its examples are left out
     emptied: int
 
     @property
     def closure(self) -> float:
-        """The relative error of the sum of shares."""
+        """The error of the sum of the shares, relative to `actual`."""
         size = float(np.linalg.norm(self.actual))
         error = float(np.linalg.norm(self.shares.sum(2) - self.actual))
         return error / size if size else error
@@ -534,8 +537,8 @@ def key(example: Sequence[int], query: Sequence[int]) -> str:
 
 
 def write_removal(run: Path, removal: Removal) -> None:
-    """Write a removal into a run folder. Write the file that marks it
-    as complete last."""
+    """Write a removal into a run folder. KEY.json is written last, and marks the
+    removal as complete."""
     folder = run / REMOVAL_FOLDER
     name = key(removal.example, removal.query)
     folder.mkdir(exist_ok=True)

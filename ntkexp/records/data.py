@@ -69,12 +69,12 @@ def read_data(path: Path) -> dict[str, NDArray[np.generic]]:
         ) from error
 
 
-# --- trajectory.bin: rows of equal length. Each row is written once
-# and followed by its seal.
+# --- trajectory.bin: rows of equal length. Each row is written once, and is followed by
+# its seal.
 #
-# A seal covers the identity of the run, the index of the row, and its numbers. It is
-# checked when the row is read. The file has its full size from the start, so that a
-# disk that is too small is detected before hours of training.
+# The seal covers the identity of the run, the index of the row, and its numbers. It is
+# checked when the row is read. The file has its full size from the start. So an error
+# about a disk that is too small comes before training.
 
 
 @dataclass(frozen=True)

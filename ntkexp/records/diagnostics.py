@@ -1,6 +1,6 @@
 """The store diagnostics.zarr: the arrays that diagnostics measured during a run.
 
-    step     [snapshot]               the step, written last; −1 until then
+    step     [snapshot]               the step; −1 until the snapshot is complete
     <name>   [snapshot, <name>_0, …]  an array of a diagnostic
 
 A run has the store only if a diagnostic returns arrays.
@@ -27,8 +27,8 @@ COLUMN = "diagnostics."
 def create_diagnostics(
     path: Path, shapes: Mapping[str, tuple[int, ...]], capacity: int
 ) -> None:
-    """Create a store for arrays of these shapes at up to `capacity` steps.
-    Keep existing chunks."""
+    """Create a store for arrays of these shapes at up to `capacity` steps. Keep
+    existing chunks. If there are no arrays, do nothing."""
     if not shapes:
         return
     axes = {

@@ -1,9 +1,9 @@
 """A run folder: only one process at a time writes it,
 and DONE.json marks it as finished.
 
-DONE.json is written last. Each folder records the version of the program and the
-command that created it. Repeating the command in the same working folder repeats the
-experiment.
+DONE.json is written last. Each folder records the version of the program, and the
+command that created the folder. Repeating the command in the same working folder
+repeats the experiment.
 
 >>> command("train", ["data.path=my file.csv"])
 "ntkexp train 'data.path=my file.csv'"
@@ -52,9 +52,8 @@ from ntkexp.text import several
 
 # --- The program.
 #
-# `results_version` is raised by each change of the program that can change a result. It
-# is part of the identity of a run, so a run of another version is never mistaken for a
-# run of this version.
+# Each change of the program that can change a result raises `results_version`. It is
+# part of the identity of a run. So runs of different versions are never confused.
 
 
 results_version = 15
@@ -99,8 +98,8 @@ def own_command(text: str) -> str:
 
 # --- provenance.json: the version of the program, the command and the machine of a run.
 #
-# Between versions with different `results_version`, numbers and names of files may
-# differ. So a run is only read by the version that wrote it.
+# Versions with different `results_version` may write different numbers or names of
+# files. So a version reads only runs with its own `results_version`.
 
 
 PROVENANCE, PROGRESS = "provenance.json", "progress.json"
@@ -111,10 +110,10 @@ class OtherVersion(Mistake):
 
 
 def refuse_other_version(run: Path) -> None:
-    """Raise if another version of the program wrote the run.
+    """Raise if a program with another `results_version` wrote the run.
 
-    If provenance.json is missing or damaged, do nothing,
-    because later checks raise an error."""
+    If provenance.json is missing or damaged, do nothing. Later checks raise an
+    error."""
     try:
         provenance = RunFolder(run).provenance
     except Mistake:
@@ -142,29 +141,30 @@ def version_of(package: object, results: object) -> str:
 #
 #     .lock        locked by the process that writes the folder
 #     BEGUN.json   {"identity": …, "seals": {file: [bytes, seal]}}: seals of the files that are
-#                  written before the first step. Before pictures are written, their seals are added
-#                  as "pictures". After DONE.json is written, BEGUN.json is removed
+#                  written before the first step. The seals of pictures are added as "pictures",
+#                  before the pictures are written. BEGUN.json is removed after DONE.json is written
 #     DONE.json    {"identity": …, "outcome": …, …, "sizes": {file or folder: bytes}, "seals": …}.
 #                  "sizes" lists the files that are byte-identical in each repetition of the run
 #
-# Both files contain the identity of the experiment, a digest that covers its settings,
-# input files and the `results_version`. Each other JSON file with a seal is sealed for
-# its name and this identity.
+# Both files contain the identity of the run: a digest of the experiment's settings, its
+# input files and the `results_version`. The seal of each other JSON file covers the
+# name of the file and this identity.
 #
-# The state of a folder is
+# The state of a folder is the first one in this table whose condition is true:
 #
-#     done          if DONE.json exists and each file matches its seal
-#     running       else if the lock is held
-#     damaged       else if DONE.json exists
-#     interrupted   else if a checkpoint or a trace exists, from which the run can be resumed
-#     dead          else, if the folder exists
-#     absent        else
+#     done          DONE.json exists and each file matches its seal
+#     running       the lock is held
+#     damaged       DONE.json exists
+#     interrupted   a checkpoint or a trace exists, from which the run can be resumed
+#     dead          the folder exists
+#     absent        always true
 #
 # `state` and `defect` check the seals of files of up to a megabyte, and the sizes of
 # larger files. `is_intact` checks the seals of all files, and `check` checks the seals
 # of the named files.
 #
-# After a kill, the next attempt takes the lock. It depends on the moment of the kill:
+# After a kill, the next attempt takes the lock. Its further actions depend on the
+# moment of the kill:
 #
 #     before the first checkpoint   The folder is dead. `clear` empties it, and the run starts
 #                                   again.
@@ -194,12 +194,12 @@ RESULTS = (
     "kernels.zarr",
     "contributions.zarr",
 )
-"""The files of each finished run, byte-identical in repetitions
-with the same number of threads."""
+"""Files of every finished run. They are byte-identical in repetitions with equal
+numbers of threads."""
 
 CHECKPOINT, TRACE = "checkpoint.pt", "trace"
-"""The checkpoint file of a run, and the trace folder of a followed loop.
-Both allow resuming."""
+"""The checkpoint file of a run, and the trace folder of a followed loop. From either,
+the training can be resumed."""
 
 REDO = "resume it to run it again"
 # bytes; for larger files, only the size is checked when the state
@@ -207,8 +207,8 @@ REDO = "resume it to run it again"
 MAX_READ_FOR_STATE = 1 << 20
 
 TRACE_IDENTITY, START_WEIGHTS = "trace_identity", "start_weights"
-"""Keys in config.json of a followed loop: a random number,
-and a digest of the initial weights."""
+"""Keys in config.json of a followed loop. The values are a random number, and a digest
+of the initial weights."""
 
 CIRCUMSTANCES = (
     "device",
@@ -226,8 +226,8 @@ NAMED = re.compile(r"-w\d+-s\d+-([0-9a-f]{12})")
 run's identity."""
 
 EVENTS = r"events\.out\.tfevents\.(\d{16,}|[0-9a-f]{12}|run)"
-"""A pattern for this package's TensorBoard files. TensorBoard files of other programs
-have the name of the machine in their names, and do not match. """
+"""A pattern for this package's TensorBoard files. Files of other programs do not match,
+because their names contain the name of the machine."""
 
 RUN_FILES = re.compile(
     r"\.lock|overrides\.txt|error\.txt|data\.npz|weights\.pt|checkpoint\.pt|trajectory\.bin"
@@ -242,7 +242,7 @@ RUN_FILES = re.compile(
 """A pattern for the relative paths of all files that a run writes, except for pictures.
 
 Pictures have no fixed names. They are listed in DONE.json,
-or in BEGUN.json before DONE.json exists. """
+or in BEGUN.json before DONE.json exists."""
 
 PICTURE_FILE = re.compile(r"plots/[^/]+\.(svg|png|csv)")
 
@@ -267,13 +267,13 @@ class RunFolder:
 
     @property
     def state(self) -> State:
-        """The state of the folder, such as `done`. A process that itself holds the lock
-        must use the property `done` instead."""
+        """The state of the folder, such as `done`. If this process holds the lock, use
+        the property `done` instead: `state` would be `running`."""
         return self.state_by(self.defect)
 
     def state_by(self, defect: str | None) -> State:
-        """Return the state. `defect` is the value of the property `defect`, which is
-        slow to compute."""
+        """Return the state, given the value of the property `defect`. (Computing this
+        property is slow.)"""
         if defect is None:
             return "done"
         if is_held(self.path / LOCK):
@@ -295,8 +295,8 @@ class RunFolder:
 
     @property
     def defect(self) -> str | None:
-        """The reason why the run is not `done`, as a sentence without its subject, or
-        None if the run is done."""
+        """The reason why the run is not `done`, as a sentence without its subject. None
+        if the run is `done`."""
         return self.find_defect(MAX_READ_FOR_STATE)
 
     def find_defect(
@@ -459,9 +459,9 @@ class RunFolder:
         self.write(name, to_text(value))
 
     def sealed_for(self, name: str) -> str:
-        """Return the text that identifies a file, which its digest (seal) covers too:
-        the file's name and the run's identity. BEGUN.json and DONE.json are identified
-        by their names only, because they contain the identity."""
+        """Return the text that identifies a file: the file's name and the run's
+        identity. The digest (seal) of the file covers this text too. For BEGUN.json and
+        DONE.json, which contain the identity, return the name only."""
         return name if name in (BEGUN, DONE) else f"{name} of {self.identity}"
 
     def write_sealed(self, name: str, value: Mapping[str, Json]) -> None:
@@ -489,8 +489,8 @@ class RunFolder:
     ) -> None:
         """Write DONE.json, which marks the run as finished.
 
-        It contains the sizes of the reproducible files `names`, the digests (seals) of
-        `names` and `others`, and `facts`."""
+        `names` are the reproducible files, whose sizes are also stored. `others` are
+        further files with a digest (seal). `facts` are further keys."""
         names = list(names)
         sizes = {name: size_of(self.path / name) for name in names}
         missing = [name for name, size in sizes.items() if size is None]
@@ -509,8 +509,8 @@ class RunFolder:
     def write_pictures(self, pictures: Mapping[str, str]) -> list[str]:
         """Write pictures into the folder `plots`, and return their relative paths.
 
-        First add their seals to BEGUN.json, so that pictures are recognised as files of
-        the run even if the process is killed."""
+        First add the seals of the pictures to BEGUN.json. So pictures are recognised as
+        files of the run even if the process is killed."""
         contents = {
             f"plots/{name}": content.encode() for name, content in pictures.items()
         }
@@ -606,9 +606,9 @@ class RunFolder:
         """Remove all files except the lock. Raise if the folder contains files
         that no run writes.
 
-        Remove pictures first, while a file still lists them, then DONE.json, and
-        config.json last. So if the process is killed during the removal, the run is
-        damaged or dead.
+        Remove pictures first, while DONE.json or BEGUN.json still lists them. Then
+        remove DONE.json, and config.json last. So if the process is killed during the
+        removal, the run is damaged or dead.
         """
         entries = {entry.name for entry in self.path.iterdir() if entry.name != LOCK}
         # each of these files marks a run folder

@@ -1,13 +1,15 @@
 """Ground truth for scores of training examples:
 the outputs after retraining without some examples.
 
-    validation/<12 hex>.bin     the outputs after one retraining, with a digest of it as name
-    ground_truth.npz            all retrainings of one design, for comparison with the scores of
-                                other methods
+    validation/<12 hex>.bin     the outputs after one retraining; its name is a digest of the
+                                left-out examples, the queries and the seed
+    ground_truth.npz            all retrainings of one design (a list of subsets of examples)
 
-Each file is written atomically. It ends with a seal, a digest of its content and of the
-run's identity. A validation that was killed continues with the missing retrainings.
-Designs share the retrainings that they have in common."""
+The file ground_truth.npz serves to judge the scores of other methods.
+
+Each file is written atomically. A .bin file ends with a seal, a digest of its content
+and of the run's identity. A validation that was killed continues with the missing
+retrainings. A retraining that is part of several designs is stored once."""
 
 from __future__ import annotations
 
@@ -33,11 +35,11 @@ Outputs: TypeAlias = NDArray[np.float64]
 
 
 class TrainingWithout(NamedTuple):
-    """A retraining without some examples. `left_out` are their indices,
+    """A retraining without some examples. `left_out` are the indices of these examples,
     in ascending order.
 
-    `seed` draws the initial weights and the batches.
-    None uses the weights and batches of the run."""
+    `seed` determines the initial weights and the batches. None means the weights and
+    batches of the run."""
 
     left_out: tuple[int, ...]
     seed: int | None = None
@@ -45,8 +47,8 @@ class TrainingWithout(NamedTuple):
 
 @dataclass(frozen=True)
 class TrainingStore:
-    """The stored retrainings of a run, with their outputs at some points
-    of the axis `query`."""
+    """The stored outputs after retrainings of a run, at some queries. `query` are the
+    indices of these queries on the axis `query` of the run."""
 
     run: Path
     query: tuple[int, ...]
@@ -81,7 +83,7 @@ class TrainingStore:
         return outputs
 
     def missing(self, trainings: Sequence[TrainingWithout]) -> list[TrainingWithout]:
-        """Return the retrainings whose outputs are not stored, without repetitions."""
+        """Return the retrainings whose outputs are not stored, each once."""
         return [
             training
             for training in dict.fromkeys(trainings)
@@ -101,8 +103,8 @@ class GroundTruth:
     """The outputs after retraining without some examples,
     for several subsets of examples.
 
-    If `fresh` is 0, all retrainings have the initial weights and the order of batches
-    of the run. Otherwise the outputs are means over `fresh` seeds."""
+    If `fresh` is 0, all retrainings use the initial weights and the batches of the run.
+    Otherwise the outputs are means over `fresh` new seeds."""
 
     left_out: NDArray[np.bool_]  # [training, example]
     outputs: NDArray[np.float64]  # [training, point, out]

@@ -1,5 +1,5 @@
-"""Kernel files: stores of a kernel between points and training examples,
-filled tile by tile.
+"""Kernel files. Each is a store of kernels between points and training examples, which
+is computed tile by tile.
 
 The first points are the training examples. Tile (i, j) is the kernel between the points
 of block i and the training examples of block j. The kernel is symmetric between
@@ -59,14 +59,14 @@ MAX_TILE_SIDE = 1024
 TILES_ACROSS = 32  # the usual number of tiles along the training examples
 MAX_TILES_ACROSS = 256
 # Limit on the estimated time of one tile. The estimate may be too low by a factor of
-# twelve, so a tile may take an hour.
+# twelve, so that a tile takes an hour.
 MAX_TILE_SECONDS = 300.0
 
 
 @dataclass(frozen=True)
 class Tiling:
-    """A division of the kernel into tiles of `side` points.
-    The last tiles may be smaller."""
+    """A division of the kernel into tiles of `side` × `side` points. The last tiles may
+    be smaller."""
 
     points: int
     train: int
@@ -115,9 +115,10 @@ class Tiling:
 def side_for(train: int, seconds: float) -> int:
     """Return the side of a tile, a power of two.
 
-    Usually, about 32 tiles cover the training examples. More tiles would mean more
-    files, and with fewer tiles, a kill would lose more work. If a pair of points takes
-    so many `seconds` that a tile would take hours, use up to 256 tiles.
+    `seconds` is the estimated time for one pair of points. Usually, about 32 tiles
+    cover the training examples. With more tiles, there are more files. With fewer
+    tiles, a kill loses more work. If such a tile would take too long, up to 256 tiles
+    are used.
 
     >>> [side_for(train, 1e-9) for train in (100, 2000, 50_000)]
     [32, 32, 1024]
@@ -140,12 +141,12 @@ SELF = "_self"
 DONE_ARRAY = "done"
 GROUP_FILE = "zarr.json"
 SEALS = f"{DONE_ARRAY}/seals.json"
-"""The path of the digests (seals) of all files that are written before the first tile.
-The file is inside the folder of an array, because zarr warns about unknown
-files next to the arrays."""
+"""The path of the file with the digests (seals) of all files that are written before
+the first tile. It is in the folder of an array, because zarr warns about unknown files
+next to the arrays."""
 MARK = np.dtype("<u8")
-"""The dtype of the array `done`. The entry of a finished tile (its mark) is the
-beginning of the tile's digest (seal), and is never 0."""
+"""The dtype of the array `done`. Its entry for a finished tile (the mark of the tile)
+is the beginning of the tile's digest (seal). The entry for other tiles is 0."""
 
 
 class DamagedKernel(Damaged, Useless):
@@ -230,7 +231,8 @@ COMMON_ARRAYS = ("target", "label", "index", DONE_ARRAY)
 
 
 def refuse_foreign_files(path: Path) -> None:
-    """Raise unless a folder is empty or is a kernel file, which may be damaged.
+    """Raise unless a folder is empty or is a kernel file. The kernel file may be
+    damaged.
 
     A kernel file has an array `NAME_self` for each kernel `NAME`,
     and the common arrays."""
@@ -250,8 +252,8 @@ def refuse_foreign_files(path: Path) -> None:
 
 
 def refuse_damaged(path: Path) -> None:
-    """Raise if a store is not a kernel file, or if one of its files is damaged. Do not
-    check the tiles and their entries in `done`."""
+    """Raise if a store is not a kernel file, or if one of its files is damaged. The
+    tiles, and their entries in `done`, are not checked."""
     if not (
         (path / DONE_ARRAY / GROUP_FILE).is_file()
         or any(path.glob(f"*{SELF}/{GROUP_FILE}"))
@@ -282,9 +284,9 @@ def refuse_damaged(path: Path) -> None:
 # The axis `query` contains all points, training examples first. Attributes: `identity`,
 # a digest of the kernel's description; `description`, as JSON; `kernels`, the names of
 # the kernels; `splits`, the number of points in each split; `classes`, the names of the
-# classes. done/seals.json seals all files except tiles and marks. Kernels of infinite
-# width are equal for all outputs, so their axis `out` has length one. If targets have
-# more outputs than the kernel, the kernel applies to each output.
+# classes. done/seals.json contains the seals of all files except tiles and marks.
+# Kernels of infinite width are equal for all outputs, so their axis `out` has length
+# one. If targets have more outputs than the kernel, the kernel applies to each output.
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Arrays on disk as zarr stores, and the stores kernels.zarr and predictions.zarr."""
+"""Arrays in zarr stores, and the stores kernels.zarr and predictions.zarr."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from ntkexp.records.schema import PredictionsAttributes, checked
 
 # --- Arrays on disk: zarr version 3, without compression and dates, with named axes.
 #
-# Each chunk is a file. So a store is readable even if its writer was killed, and equal
-# arrays have equal bytes.
+# Each chunk is a file. A store is readable even if its writer was killed. Equal arrays
+# have equal bytes.
 
 
 Fact: TypeAlias = (
@@ -83,9 +83,11 @@ def write_array(
     *,
     kind: np.dtype[Any] | None = None,
 ) -> None:
-    """Write an array as one chunk, or in chunks of rows if it is large.
+    """Write an array with the attributes `facts` as one chunk, or in chunks of rows if
+    it is large.
 
-    Replace an array of the same name.
+    Replace an array of the same name. `dims` are the names of the axes, and `kind` is
+    the dtype on disk (default: the dtype of the array).
     """
     dtype = kind or array.dtype
     step = rows_at_once(array, dtype)
@@ -135,7 +137,7 @@ def preallocate(
     dims: Sequence[str],
     fill: np.number[Any],
 ) -> None:
-    """Create an array that contains `fill` and whose chunks are written later.
+    """Create an array that is filled with `fill`. Its chunks are written later.
 
     Replace an array of the same name.
     """
@@ -156,7 +158,7 @@ def preallocate(
 #     tangent          [snapshot, query, out, train, out_]   tangent kernels, one chunk per snapshot
 #     trace            [snapshot, query, train]              Σ_c K[x, c, x′, c], replaces `tangent`
 #     output_gradient  [snapshot, train, out_]               ℓ′ of all training examples
-#     step             [snapshot]                            the step, written last; −1 until then
+#     step             [snapshot]                            the step; −1 until complete
 #     path_<rule>      [query, out, train, out_]             path kernels; NaN where not integrated
 #
 # The axis `query` contains all points at which the network is evaluated: the splits
@@ -211,11 +213,12 @@ def create_snapshots(
     capacity: int,
     facts: Facts | None = None,
 ) -> None:
-    """Create a store with an array for each entry, whose first axis is the snapshot.
+    """Create a store with one array for each entry of `arrays`, for up to `capacity`
+    snapshots.
 
-    `arrays` are the lengths of the other axes, by the name of the array and of the
-    axis, and `facts` the attributes of the store. Chunks that the store already
-    contains are kept."""
+    The first axis of each array is the snapshot. An entry of `arrays` contains the
+    lengths of the other axes, by name. `facts` are the attributes of the store. Chunks
+    that the store already contains are kept."""
     described: dict[str, Buffer] = {}
     store = create_store(MemoryStore(described), facts)
     for name, sizes in arrays.items():
@@ -262,7 +265,7 @@ def write_arrays(
     """Write the arrays of one snapshot to a store of `create_snapshots`. Return the
     names of the written chunks.
 
-    The step is written last, so that a snapshot with a step is complete."""
+    The array `step` is written last. So a snapshot whose step is not −1 is complete."""
     store = open_store(path, write=True)
     for name, values in arrays.items():
         get_array(store, name)[index] = np.asarray(values, dtype=np.float64)
@@ -271,8 +274,8 @@ def write_arrays(
 
 
 def finish_arrays(path: Path) -> None:
-    """Shrink all arrays of a store to the snapshots that were written, if the store
-    exists."""
+    """Shrink all arrays of a store to the snapshots that were written. If there is no
+    store, do nothing."""
     if path.exists():
         finish_snapshots(path, open_store(path).array_keys())
 
@@ -315,8 +318,8 @@ def finish_kernels(path: Path) -> int:
 
 
 def finish_snapshots(path: Path, names: Iterable[str]) -> int:
-    """Shrink arrays of `create_snapshots` to the snapshots that were written.
-    Return their number."""
+    """Shrink the named arrays of a store of `create_snapshots` to the snapshots that
+    were written. Return the number of snapshots."""
     store = open_store(path, write=True)
     written = int(np.count_nonzero(read_steps(path) != NOT_YET))
     for name in names:
@@ -337,8 +340,7 @@ def refuse_odd_kernels(path: Path, lengths: Mapping[str, int]) -> None:
 
 
 def read_steps(path: Path) -> NDArray[np.int64]:
-    """Return the step of each kernel snapshot,
-    or −1 for snapshots that are not written."""
+    """Return the step of each snapshot, or −1 if the snapshot was not written."""
     return np.asarray(get_array(open_store(path), "step")[...], dtype=np.int64)
 
 

@@ -15,7 +15,7 @@ from ntkexp.mistake import NoPlace
 from ntkexp.text import several
 
 HALF_WRITTEN = r"(\.[^/]+\.[0-9a-f]{8}|[^/]+\.[0-9a-f]{32})\.partial"
-"""A pattern for the names of temporary files of `records.atomic` and of zarr."""
+"""A pattern for the names of temporary files that `records.atomic` or zarr writes."""
 
 STORED = rf"(.*/)?(zarr\.json|c(/\d+)*|{HALF_WRITTEN})"
 """A pattern for the files of a zarr store: zarr.json, chunks,
@@ -36,7 +36,7 @@ def files_in(folder: Path) -> list[str]:
 
 
 def refuse_strangers(folder: Path, is_ours: Callable[[str], object]) -> None:
-    """Raise if `is_ours` is false for the relative path of a file in a folder."""
+    """Raise if a folder contains a file for whose relative path `is_ours` is false."""
     strangers = [name for name in files_in(folder) if not is_ours(name)]
     if strangers:
         raise NoPlace(

@@ -1,11 +1,11 @@
 """The store recorded.zarr: the outputs and weights of a run at some of its steps.
 
-    step      [snapshot]               the step, written last; −1 until then
+    step      [snapshot]               the step; −1 until the snapshot is complete
     outputs   [snapshot, query, out]   the outputs of the network at all points
     weights   [snapshot, weight]       the trained weights, one parameter after the other
 
-The attributes `names` and `shapes` describe the parameters. A run has the store only if
-`path.record` is set, and only the arrays that it names.
+The attributes `names` and `shapes` describe the parameters. A run has this store only
+if `path.record` is set. The store has only the arrays that `path.record` names.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ Shapes = Mapping[str, tuple[int, ...]]
 def recorded_numbers(
     names: Sequence[str], points: tuple[int, int], shapes: Shapes
 ) -> int:
-    """Return how many numbers are recorded at one step.
+    """Return the number of recorded numbers at one step. `names` are the recorded
+    arrays, and `points` the numbers of points and of outputs.
 
     >>> recorded_numbers(["outputs", "weights"], (10, 2), {"w": (3, 4)})
     32
@@ -71,7 +72,7 @@ def create_recorded(
     Args:
         path: The path of the store.
         names: The recorded arrays: outputs, weights or both.
-        points: The number of points, and of outputs at each of them.
+        points: The number of points, and the number of outputs.
         shapes: The shapes of the parameters.
         capacity: The largest number of recorded steps.
     """
@@ -125,7 +126,7 @@ def read_weights(path: Path, step: int) -> dict[str, NDArray[np.float64]]:
 
 
 def recorded_steps(path: Path) -> list[int]:
-    """Return the steps of a store in order."""
+    """Return the recorded steps in ascending order."""
     steps = read_steps(path)
     return [int(step) for step in steps[steps != NOT_YET]]
 

@@ -1,9 +1,9 @@
 """register.jsonl: a log of all versions of the claims, and of the result of each test.
 
-The published log is in the folder of the claims' files. Only `publish` adds lines to
-it. New entries and looks are written to a second log, in the folder of the outputs.
-When the register is read, they follow the published lines. So judging a claim changes
-no file of a git checkout.
+There are two logs. The published log is in the folder of the claims' files. Only
+`publish` adds lines to this log. New entries and looks are written to a second log, in
+the folder of the outputs. So judging a claim changes no file of a git checkout. The
+register consists of the published lines, followed by the new lines of the second log.
 
 A log only grows. Each line is a JSON object: an entry
 (a version of a claim), or a look (a test of a claim).
@@ -15,9 +15,9 @@ A log only grows. Each line is a JSON object: an entry
               "verdict": …, "looks": {"main": {"verdict": …, "figure": …, "interval": [LOW, HIGH],
               "p": …, "seeds": …}, …}, "again": DATE, "reason": …, "previous": …}
 
-`again` is present if nothing was measured: the tables of the look of the date `again`
-were judged a second time. `reason` says why, for example because the rules of judging
-have changed.
+If a look measured nothing, but judged the tables of an earlier look again, `again` is
+the date of the earlier look. `reason` is the reason for this, for example that the
+rules of judging have changed.
 
 The first entry of a claim contains all fields of the claim. A later entry contains the
 fields that differ from the entry before. To read an entry, merge its line over the
@@ -26,8 +26,8 @@ earlier lines of the same name.
 `previous` is the SHA-256 digest of the previous line, so a changed or removed line
 breaks the chain. register.seal contains the number of lines and the SHA-256 digest of
 the last line, so that a removed end is also detected. A killed process may leave an
-unfinished last line, which is ignored, or one complete line that is not sealed yet,
-which is accepted.
+unfinished last line, which readers ignore. It may also leave one complete line that
+register.seal does not count yet. Readers accept this line.
 
 >>> flatten({"seeds": [0, 1], "trial": {}, "expectation": [{"margin": 0.1}]})
 {'seeds': [0, 1], 'trial': {}, 'expectation.0.margin': 0.1}
@@ -58,18 +58,18 @@ from ntkexp.records.claim import ClaimRecord
 
 REGISTER, REGISTER_SEAL = "register.jsonl", "register.seal"
 FIRST_REASON = "first version that was registered"
-"""The default reason of a claim's first entry."""
+"""The reason in a claim's first entry, unless another reason is given."""
 MIN_REASON_WORDS = 4
 # number of complete lines that a killed process may leave unsealed
 MAX_UNSEALED_LINES = 1
-# relative tolerance: repetitions of a test differ by rounding
+# relative tolerance for equal figures, because repetitions of a test differ by rounding
 SAME_FIGURE_TOLERANCE = 1e-6
 
 
 @dataclass(frozen=True)
 class RegisterEntry:
-    """An entry of the register: a version of a claim, with the results of its
-    statistical tests (looks) in order of time."""
+    """An entry of the register: a version of a claim. `looks` are the results of the
+    version's statistical tests, in order of time."""
 
     name: str
     date: str
@@ -109,8 +109,8 @@ class RegisterEntry:
 class Register:
     """The log of the claims. Each line is checked when the log is read.
 
-    `lines` are the lines of the file `path`.
-    `published` are the lines of another log that precede them."""
+    `lines` are the lines of the file `path`. `published` are the lines of the published
+    log, which precede them."""
 
     path: Path
     lines: list[dict[str, Any]]
@@ -134,8 +134,8 @@ class Register:
         return register
 
     def publish(self, folder: Path, names: Collection[str]) -> int:
-        """Append the lines of these claims to the published log in `folder`, the folder
-        of their files. Return the number of new lines.
+        """Append the new lines of the named claims to the published log in `folder`,
+        the folder of the claims' files. Return the number of appended lines.
 
         Do nothing if the folder belongs to the installed package or is not writable.
         """
@@ -202,8 +202,8 @@ class Register:
             )
 
     def append(self, line: Mapping[str, Json]) -> None:
-        """Append a line to the chain. The caller must hold the lock
-        and have read the log."""
+        """Append a line to the log. The caller must hold the lock on the log, and must
+        call `reload` after taking the lock."""
         fields = finite_json({**line, "previous": self.last})
         text = json.dumps(fields, ensure_ascii=False, allow_nan=False).encode()
         with self.path.open("ab") as file:
@@ -220,8 +220,8 @@ class Register:
     # --- Reading entries.
 
     def attempts(self, name: str | None = None) -> list[RegisterEntry]:
-        """Return all entries, or all entries of one claim,
-        with the results of their tests."""
+        """Return all entries of the claim `name`, or of all claims. Each entry contains
+        the results of its tests."""
         entries: list[RegisterEntry] = []
         for line in self.all_lines:
             if "entry" in line and name in {None, line["entry"]}:
@@ -245,7 +245,7 @@ class Register:
         return next(reversed(self.attempts(name)), None)
 
     def fields_of(self, name: str) -> dict[str, Json]:
-        """Return all fields of the last entry of a claim, merged from all its lines."""
+        """Return all fields of the last entry of a claim, as `merged_fields` does."""
         versions = merged_fields(self.attempts(name))
         return versions[-1] if versions else {}
 
@@ -261,10 +261,10 @@ class Register:
     ) -> RegisterEntry:
         """Add an entry for the current version of a claim, and return the entry.
 
-        If the last entry is equal, return it and add nothing. `sizes` are the digests
-        of the claim at each size, `fields` are its fields at the default size, and
-        `about` is the date, version and commit. Raise if an entry after the first has
-        no reason."""
+        If the last entry has the same digests, add nothing and return the last entry.
+        `sizes` are the digests of the claim at each size, `fields` its fields at the
+        default size, and `about` the date, version and commit. Raise if an entry after
+        the first has no `reason`, or if it uses the seeds of an earlier test again."""
         with waited_for(self.path):
             self.reload()
             latest = self.latest_entry(name)
@@ -353,7 +353,8 @@ def without_chain(line: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def merged_fields(attempts: Sequence[RegisterEntry]) -> list[dict[str, Json]]:
-    """Return all fields of each entry of one claim, merged from the lines before it."""
+    """Return all fields of each entry of one claim. They are merged from the changes in
+    the entry and in all earlier entries."""
     versions: list[dict[str, Json]] = []
     fields: dict[str, Json] = {}
     for attempt in attempts:
@@ -388,8 +389,8 @@ def entry_of_line(line: Mapping[str, Any]) -> RegisterEntry:
 
 
 def fields_of_look(fields: Mapping[str, Json], look: str) -> dict[str, Json]:
-    """Return the fields of the main or the second look. The log lists only the
-    differences of the second look from the main look.
+    """Return the fields of the main or the second look. The fields of a claim contain
+    only those fields of the second look that differ from the main look.
 
     >>> fields_of_look({"statement": "…", "main.seeds": [0, 1], "second.seeds": [8, 9]}, "second")
     {'seeds': [8, 9]}
@@ -409,12 +410,12 @@ def fields_of_look(fields: Mapping[str, Json], look: str) -> dict[str, Json]:
 def refuse_used_seeds(
     name: str, now: Mapping[str, Json], seen: Sequence[Mapping[str, Json]]
 ) -> None:
-    """Raise if a changed look would judge data again that an earlier look has seen.
+    """Raise if a changed look would use data that an earlier look has already judged.
 
-    The runs or the trial of a look, and its seeds, determine its data. A look that
-    equals an earlier one keeps its outcome. If a look has changed, for example in its
-    rules, but not in its runs or trial, it needs new seeds. `seen` are the fields of
-    all versions that were tested."""
+    The data of a look are determined by its runs or its trial, and by its seeds. If a
+    look has changed, for example in its rules, but its runs and trial have not, it
+    needs new seeds. An unchanged look may keep its seeds. `now` are the fields of the
+    new version of the claim, and `seen` the fields of all versions that were tested."""
     for look in ("main", "second"):
         after = fields_of_look(now, look)
         versions = [fields_of_look(fields, look) for fields in seen]
@@ -453,13 +454,13 @@ def refuse_common_seeds(where: str, before: Json, after: Json) -> None:
 def refuse_second_choice(
     attempts: Sequence[RegisterEntry], recorded: Mapping[str, Any]
 ) -> None:
-    """Raise if the main look of an outcome was tested before, with other numbers and
-    another verdict.
+    """Raise if the first test of the same main look had other numbers and another
+    verdict than the outcome `recorded` of the last entry.
 
     Two main looks are the same if they have the same specification and the same number
     of seeds. The first outcome counts, even if the control, the statement or the second
-    look has changed since. With the same numbers, a verdict may differ because of the
-    control. `recorded` is an outcome of the last entry."""
+    look was changed later. If the numbers are equal, the verdicts may differ, because a
+    verdict also depends on the control."""
     versions = [fields_of_look(fields, "main") for fields in merged_fields(attempts)]
     looks = [
         look
@@ -508,7 +509,7 @@ def refuse_without_reason(
 
 def measured_date(looks: Sequence[Mapping[str, Any]], date: str) -> str:
     """Return the date when the tables of a look were measured. `date` is the date when
-    it was judged. It is later if old tables were judged again."""
+    the look was judged. It is the later date if old tables were judged again."""
     for look in looks:
         if look["date"] == date and "again" in look:
             return str(look["again"])
@@ -518,8 +519,8 @@ def measured_date(looks: Sequence[Mapping[str, Any]], date: str) -> str:
 def measured_look(
     looks: Sequence[Mapping[str, Any]], recorded: Mapping[str, Any]
 ) -> Mapping[str, Any]:
-    """Return the look whose tables an outcome judges. This is the outcome's own look,
-    unless it was judged again."""
+    """Return the look that measured the tables which `recorded` judges. This is
+    `recorded` itself, unless it judged the tables of an earlier look again."""
     date = recorded.get("again")
     return next((look for look in looks if look["date"] == date), recorded)
 
@@ -556,7 +557,7 @@ def same_outcome(first: Any, second: Any) -> bool:
 def flatten(value: Any, at: str = "") -> dict[str, Json]:
     """Return the leaves of nested data by dotted keys.
 
-    Empty values are leaves, and so are lists that contain no mappings.
+    An empty value is a leaf, and so is a list without mappings.
     """
     items: Iterator[tuple[object, Any]] = iter(())
     if isinstance(value, Mapping):

@@ -1,9 +1,9 @@
 """The CSV files of a run: metrics.csv, results.csv and timings.csv.
 
-metrics.csv has one line per step, which is written during the step. When a run is
-resumed, the file is cut back to the length in the checkpoint. The checkpoint also
-contains the seal of the file. Floats have enough digits to be read back exactly. Cells
-of quantities that were not measured are empty.
+metrics.csv has one line per step, which is written during the step. The checkpoint
+contains the length and the seal of the file. When a run is resumed, the file is cut
+back to this length. Floats have enough digits to be read back exactly. If a quantity
+was not measured, its cell is empty.
 
 >>> format_cell(0.1), format_cell(3), format_cell(None), format_cell(float("nan"))
 ('0.1', '3', '', 'nan')
@@ -47,8 +47,8 @@ RETRACED = "retraced.csv"
 class MetricsWriter:
     """A writer that appends rows to a CSV file.
 
-    It keeps the first `keep_bytes` bytes of the file,
-    or starts a new file if this is None."""
+    It keeps the first `keep_bytes` bytes of an existing file. If `keep_bytes` is None,
+    it starts a new file."""
 
     def __init__(
         self, path: Path, columns: Sequence[str], keep_bytes: int | None = None
@@ -126,7 +126,7 @@ def at_points(measured: int, points: int) -> str:
     return f"at {measured} of {points} points"
 
 
-# bound on the rounding error of a sum over a path, in units of machine epsilon
+# bound on the relative rounding error of a sum over a path, in machine epsilons
 FLOOR_EPS = 100
 
 
@@ -246,9 +246,9 @@ def read_row(row: Mapping[str, str]) -> Result:
 # --- timings.csv: the time of each part of a run, in the columns
 # `what,seconds,processor`.
 #
-# `seconds` is wall time, and `processor` is CPU time in seconds, which is empty if it
-# was not measured. The parts `machine.NAME` are the kernel machines. The part `earlier`
-# is the time before the run was resumed.
+# `seconds` is wall time. `processor` is CPU time in seconds, or empty if it was not
+# measured. The parts `machine.NAME` are the kernel machines. The part `earlier` is the
+# time before the run was resumed.
 
 
 MACHINE = "machine."

@@ -2,8 +2,7 @@
 
 A run folder may come from an untrusted source. Its digests (seals) show that files are
 unchanged, but not that a run wrote them. So readers validate files against these
-schemas. If a file does not have the format that runs write, an error of one line is
-raised.
+schemas, and raise if a file does not have the format that runs write.
 
     JSON files                    a pydantic model each
     metrics.csv, retraced.csv     `refuse_odd_metrics`
@@ -137,8 +136,8 @@ class Followed(Record):
 class Config(Record):
     """The keys of config.json that readers use.
 
-    The keys `run`, `state` and `outcome` must be absent, because tables of runs have
-    columns with these names."""
+    The keys `run`, `state` and `outcome` must be absent, because a table of runs has
+    its own columns with these names."""
 
     path: PathSettings = PathSettings()
     follow: Followed | None = None
@@ -202,8 +201,8 @@ def checked(
 
 
 def checked_config(record: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Validate config.json, and return it with control characters escaped.
-    Raise if invalid."""
+    """Validate the content of config.json, and return it with control characters
+    escaped. Raise if it is invalid."""
     checked(record, Config, path)
     config: dict[str, Any] = printable_texts(record)
     return config
@@ -260,8 +259,8 @@ class ResultRow(BaseModel):
 
 
 def checked_seconds(seconds: float) -> float:
-    """Return a time, which may be NaN. Raise ValueError if it is negative
-    or infinite."""
+    """Return a time in seconds. Raise ValueError if it is negative or infinite. NaN is
+    allowed."""
     if seconds < 0 or seconds == math.inf:
         raise ValueError("Input should be a finite number that is not negative")
     return seconds

@@ -10,8 +10,9 @@ The parts of an entry:
 
 Each entry is complete before the next one begins. So a killed process leaves at most
 one unfinished entry, at the end. Readers ignore it. The next writer removes it before
-appending. Any other change is an error. The mark detects a damaged length. Otherwise, a
-length that is too large would make all later entries look like one unfinished entry.
+appending. Any other change is an error. The mark detects a damaged length. Without the
+mark, a length that is too large would make all later entries look like one unfinished
+entry.
 
 >>> from tempfile import TemporaryDirectory
 >>> with TemporaryDirectory() as folder:
@@ -37,8 +38,8 @@ HEAD = 2 * LENGTH  # bytes of a length and the digest (mark) that protects it
 
 @dataclass
 class SealedLog:
-    """A log in a file. Error messages call it `name`. `ends` and `seals` hold the end
-    position and the digest of each entry."""
+    """A log in a file. The digests cover its `name`. `ends` and `seals` hold the end
+    position and the seal of each entry."""
 
     path: Path
     name: str
@@ -58,7 +59,7 @@ class SealedLog:
     def content(self) -> memoryview:
         """Return the bytes of the file as a private memory map.
 
-        Writing to it does not change the file.
+        Writing to the map does not change the file.
         """
         if not self.path.is_file() or not self.path.stat().st_size:
             return memoryview(b"")
@@ -66,8 +67,8 @@ class SealedLog:
             return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
 
     def next_end(self, content: memoryview) -> int | None:
-        """Return the position of the next entry's end, or None if the entry is
-        unfinished. Raise if it is damaged."""
+        """Return the end position of the entry after the entries that were read. Return
+        None if this entry is missing or unfinished. Raise if it is damaged."""
         begin = self.end + HEAD
         head = bytes(content[self.end : begin])
         size = int.from_bytes(head[:LENGTH], "little")
@@ -105,7 +106,8 @@ class SealedLog:
         ]
 
     def append(self, *content: bytes | memoryview) -> int:
-        """Append one entry, given in parts, and return its number.
+        """Append one entry, whose content is given in parts. Return the number of the
+        entry.
 
         If the disk is full, raise and leave the log unchanged.
         """
@@ -141,8 +143,7 @@ class SealedLog:
             os.truncate(self.path, self.end)
 
     def head(self, size: int) -> bytes:
-        """Return the first bytes of the next entry: the length `size` of its content,
-        and the digest that protects this length."""
+        """Return the first bytes of the next entry: its length `size`, and the mark."""
         length = size.to_bytes(LENGTH, "little")
         return (
             length + seal(length, f"length {len(self)} of {self.name}")[: HEAD - LENGTH]

@@ -1,5 +1,5 @@
-"""sweeps/<name>.json: a resolved sweep, the state of its runs,
-and the power laws that it fits."""
+"""sweeps/<name>.json: the definition of a sweep, the state of its runs, and the power
+laws that it fits."""
 
 from __future__ import annotations
 
@@ -19,20 +19,21 @@ from ntkexp.records.schema import SweepRecord, checked
 
 # --- Power laws that a sweep fits, and the exponents that theory predicts.
 #
-# Theory predicts the exponent up to a margin, or it predicts an upper or lower bound on
-# the exponent (`ntkexp.report.analysis.estimate`).
+# A prediction is either a value with a margin, or an upper or lower bound
+# (`ntkexp.report.analysis.estimate`).
 
 
 Bound: TypeAlias = Literal["upper", "lower"]
 
 DEFAULT_MARGIN = 0.1
-"""The default margin of an exponent. (Exponents
-of competing theories differ by 0.5.)"""
+"""The default margin of an exponent. (The exponents of competing theories differ by
+0.5.)"""
 
 
 @dataclass(frozen=True)
 class Expected:
-    """A predicted exponent with its margin.
+    """A predicted exponent, with a margin. If `bound` is set, `value` is only an upper
+    or lower bound.
 
     >>> Expected(-0.5, bound="upper").low, Expected(-0.5, margin=0.25).high
     (-inf, -0.25)
@@ -57,7 +58,7 @@ class Expected:
 
 
 class Fit(Component):
-    """A quantity of each run (`kernel_change`, `left.test`, …),
+    """A power law: a quantity of each run, such as `kernel_change` or `left.test`, is
     fitted as a power of an axis.
 
     >>> Fit(quantity="kernel_change", axis="model.width", exponent=-0.5).expected
@@ -91,8 +92,8 @@ class Fit(Component):
 #      "seal": the seal of all other keys}
 #
 # The state of a run is `done`, `failed` (it would fail again), `running` (in another
-# process), or `unfinished` (the same command continues it). The content of the file
-# does not depend on interruptions of the sweep.
+# process), or `unfinished` (the command of the sweep continues it). The content of the
+# file does not depend on interruptions of the sweep.
 
 
 Level: TypeAlias = float | int | str | bool | None
@@ -220,8 +221,8 @@ def read_sweep(path: Path) -> Sweep:
 
 
 def folder_of(folder: Path, path: Path) -> Path:
-    """Return the path of a run's folder. Find it from the location of the sweep's file
-    `path`, so that it is found even if the outputs were copied elsewhere."""
+    """Return the path of a run's folder. Look for it near the sweep's file `path`, so
+    that it is also found if the outputs were copied elsewhere."""
     outputs = path.parent.parent if path.parent.name else path.absolute().parent.parent
     candidates = (outputs / folder, outputs / "runs" / folder.name)
     for candidate in candidates:

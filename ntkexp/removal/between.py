@@ -70,8 +70,8 @@ class Pair(NamedTuple):
 
 
 def slope(at: Pair, value: Pair, derivative: Tensor) -> Tensor:
-    """Return the difference quotient φ[x, x′]. Where x and x′ are equal up to rounding,
-    return `derivative`.
+    """Return the difference quotient φ[x, x′]. If x and x′ are equal up to rounding in
+    some element, return `derivative` for this element.
 
     `at` is the pair (x, x′), and `value` is the pair (φ(x), φ(x′)).
 
@@ -132,7 +132,7 @@ class Clipped:
 
     gradient: Pair
     factor: Pair  # the clipping factors c
-    bound: float | None
+    bound: float | None  # `clip_norm`, or None without clipping
 
     @property
     def clipped(self) -> Pair:
@@ -234,8 +234,8 @@ class StepPair:
     def used_gradient(self, step: TrainedStep) -> Float[Tensor, " weight"]:
         """Return the gradient of a step before clipping.
 
-        Only clipping and a denominator need this gradient, because they make the step
-        nonlinear in it. Without them, return zeros.
+        This gradient is needed only if the step is nonlinear in it, which is the case
+        with clipping or a denominator. Otherwise return zeros.
         """
         clips = self.first.clip_norm is not None or self.second.clip_norm is not None
         divides = any(update.denominator is not None for update in self.first.updates)
@@ -297,8 +297,8 @@ def mean_update(first: Update, second: Update, step: int) -> Update:
 def mean_denominator(
     first: Denominator, second: Denominator, mean: Tensor
 ) -> Denominator:
-    """Return the mean of the denominators of both runs. `mean` is the mean m̄ of their
-    momenta."""
+    """Return the mean of the denominators of both runs. `mean` is m̄ = r̄ n̄, the mean
+    of the momenta."""
     u = roots(first.second_moment, second.second_moment)
     u_before = roots(first.second_moment_before, second.second_moment_before)
     denominator = replace(
@@ -384,8 +384,7 @@ class Breakdown:
     # M, the summed magnitudes of all terms (see above)
     magnitude: Float[Tensor, " chosen"]
     growth: float  # largest norm of the adjoint, relative to its norm at the end of training
-    # number of steps with an empty batch, which means that all of its examples are left
-    # out
+    # number of steps whose batch is empty, because all of its examples are left out
     emptied: int
 
     @property
@@ -448,14 +447,14 @@ def concatenated(parts: Sequence[Breakdown]) -> Breakdown:
 #               the batch is empty
 #
 # The first term is the example's own term in the gradient of the batch. The second term
-# is its effect on the factor c, which multiplies all other examples. If the two runs
-# become equal, the rules become derivatives, and sᵢ becomes the leave-out effect of
-# example i.
+# comes from the effect of example i on c, the common factor of all examples. If the two
+# runs become equal, the rules become derivatives, and sᵢ becomes the leave-out effect
+# of example i.
 
 
 SAME_SHARES = 1e-4
-"""Relative tolerance, in float32, for comparing the shares tᵢ of a batch in the
-recorded training with those in its replay."""
+"""Relative tolerance, in float32, for the shares of a batch in the second run. They are
+compared with the shares that follow from the first run and the example weights."""
 
 Jacobian = Callable[[Tensor], tuple[Tensor, Tensor]]
 """A function from the weights to the chosen outputs, and their gradients as rows."""
@@ -472,7 +471,7 @@ class TrainingPair:
     # number of vectors per backward pass; None means all
     vectors_per_pass: int | None = None
     start_step: int = 0  # the first step at which the runs differ
-    # number of steps with an empty batch in the last backward pass, because all of its
+    # number of steps of the last backward pass whose batch is empty, because all of its
     # examples are left out
     emptied: int = 0
 
@@ -646,7 +645,7 @@ def row_shares(
     changed = per_weight.mean * weight.change
     counted = changed * first.counts
     mean_derivative = rows @ (weight.mean * per_weight.change)
-    # if the total weight does not change, ΔW = 0, then Δc = 0
+    # if the total weight does not change (ΔW = 0), the second term is zero
     if counted.sum().abs() <= CLOSE * counted.abs().sum():
         return rows * changed
     by_mean = mean_derivative[:, None] / counted.sum() * first.counts

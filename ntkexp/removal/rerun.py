@@ -1,4 +1,4 @@
-"""Retraining of a run with other weights of its examples, several times in parallel.
+"""Retraining of a run with other example weights. Several retrainings run in parallel.
 
 Two retrainings can be recorded, to attribute the difference of their outputs to
 examples.
@@ -45,8 +45,8 @@ from ntkexp.text import short
 #
 # The initial weights, batches and step sizes remain the same.
 #
-# Example i of the batch B_s is drawn t_i times. It has the weight w_i = 1 in the
-# original training, and w_i = 0 if it is left out. The gradient of step s is a mean
+# Example i of the batch B_s is drawn tᵢ times. Its weight is wᵢ = 1 in the original
+# training, and wᵢ = 0 if the example is left out. The gradient of step s is a mean
 # over the remaining examples of the batch, or a sum if the loss is a sum:
 #
 #     g_s = Σᵢ κᵢ ∇ℓᵢ(θ_s),    κᵢ = c tᵢ wᵢ,    c = scale / Σⱼ tⱼ wⱼ for a mean, c = scale for a sum
@@ -351,7 +351,7 @@ def rerun_of(
 
 LARGEST_REPEATED_ERROR = 0.01
 """Maximum difference between the outputs of the original training run and its exact
-repetition, relative to the change by removals. """
+repetition, relative to the change by removals."""
 
 
 @dataclass(frozen=True)
@@ -398,8 +398,8 @@ class RerunAt(AbstractRetraining):
         repeated: Float[Tensor, "point out"],
         changes: Float[Tensor, "group point out"],
     ) -> list[str]:
-        """Return a remark if training amplifies rounding errors to the size
-        of the changes."""
+        """Return a remark if rounding errors, which training amplifies, are not small
+        relative to the changes (see `repetition_remarks`)."""
         if self.end is None:
             return []
         return repetition_remarks(repeated - self.original_outputs, changes)
@@ -409,11 +409,11 @@ def repetition_remarks(
     repetition_change: Float[Tensor, "point out"],
     changes: Float[Tensor, "group point out"],
 ) -> list[str]:
-    """Return a remark if training amplifies rounding errors.
+    """Return a remark if the root mean square of `repetition_change` exceeds
+    `LARGEST_REPEATED_ERROR` times the root mean square of `changes`.
 
     `repetition_change` is the difference between the outputs of two equal trainings,
-    and `changes` are the effects of leaving out groups. The remark says that the first
-    is too large relative to the second."""
+    and `changes` are the changes of the outputs if groups are left out."""
     changed = float(changes.square().mean().sqrt())
     repetition_error = float(repetition_change.square().mean().sqrt())
     if (
@@ -544,7 +544,8 @@ def pair_of(rerun: Rerun, store: TrajectoryStore, weight: Pair) -> TrainingPair:
 
 
 def first_difference(rerun: Rerun, weight: Pair) -> int:
-    """Return the first step whose batch contains an example with different weights."""
+    """Return the first step whose batch contains an example with different weights in
+    the two runs. If there is none, return the number of steps."""
     for step in range(rerun.length):
         drawn = rerun.batch(step)
         if not torch.equal(drawn.weighted(weight.first), drawn.weighted(weight.second)):

@@ -74,8 +74,8 @@ class AbstractRetraining(ABC):
         repeated: Float[Tensor, "point out"],
         changes: Float[Tensor, "group point out"],
     ) -> list[str]:
-        """Return reasons to doubt the changes of the outputs. Raise if rounding errors
-        are as large as the changes.
+        """Return reasons to doubt the changes of the outputs, if rounding errors are
+        not small relative to the changes. An implementation may raise instead.
 
         `repeated` are the outputs after an exact repetition of the original training.
         """
@@ -134,8 +134,8 @@ def agreement(training: AbstractRetraining) -> float:
 def metasmoothness(training: AbstractRetraining) -> float:
     """Return the metasmoothness of Engstrom et al. (2025), between −1 and 1.
 
-    It is NaN if the first half of the removal does not change the weights
-    of the network."""
+    Return NaN if the first half of the removal does not change the weights of the
+    network."""
     (weights_full,) = training.final_weights(training.unit_weights[None])
     weights_half, weights_none = training.final_weights(halving(training))
     first = weights_half - weights_full
@@ -147,8 +147,8 @@ def metasmoothness(training: AbstractRetraining) -> float:
 #
 # The left-out groups are the most influential examples (1 example, 10 examples and 5 %
 # of all), and random groups of the same sizes. The predicted change of a group is the
-# sum of its effects. If retraining without each single example is cheaper than
-# computing effects, do this too, and report the measured effects.
+# sum of the effects of its examples. If retraining without each single example is
+# cheaper than computing effects, each single example is also left out.
 
 
 def sizes(examples: int) -> list[int]:
@@ -248,8 +248,8 @@ SINGLES_REMARK = "every example was left out alone, which costs less than effect
 
 @dataclass(frozen=True, kw_only=True)
 class EffectsResult:
-    """The leave-out effect of each example, with facts and caveats. It is NaN at points
-    without effects."""
+    """The leave-out effect of each example, with facts and caveats. `values` is NaN at
+    points without effects."""
 
     values: Float[Tensor, "point out example"]
     facts: Mapping[str, float | str]
@@ -267,8 +267,8 @@ def checked_effects(
     """Return the effects `values` of a backward sweep, with sentences on their
     reliability and a comparison with retrainings.
 
-    The facts also get the growth and the agreement of `caveats`. If there is no check,
-    the sentences end with `unchecked`."""
+    The facts are extended by the growth of the adjoint, and by the agreement if there
+    is a check. If there is no check, the sentences end with `unchecked`."""
     facts = {**facts, "growth": caveats.growth}
     comparison = None
     if check is not None:

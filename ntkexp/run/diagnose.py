@@ -1,4 +1,4 @@
-"""The diagnostics of a run: their values at each step with a stored kernel."""
+"""The diagnostics of a run, which are measured at each step with a snapshot."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from ntkexp.run.metrics import Observer, Row
 from ntkexp.run.setting import Setting
 
 NAME = re.compile(r"[A-Za-z_][\w.()-]{0,150}")
-"""The allowed names of values. They become names of columns,
-and of folders in a store."""
+"""A pattern for the names of values. Each value becomes a column of metrics.csv,
+or a folder in diagnostics.zarr."""
 
 
 @dataclass(frozen=True)
@@ -48,14 +48,13 @@ class Measurements:
 
 @dataclass
 class RunDiagnostics:
-    """The diagnostics of a run, and the data that they store
-    from one step to the next."""
+    """The diagnostics of a run, with the kernels that later measurements need."""
 
     setting: Setting
-    # the kernel of the previous measurement, with which diagnostics compare the present
-    # kernel
+    # the kernel of the previous measurement, for comparison with the present kernel
     earlier: EarlierKernel | None = None
-    # parts of the initial kernel that were computed so far, by parameters
+    # the parts of the initial kernel that were computed so far. Each key is the set of
+    # parameters that contribute to the part
     start_kernels: dict[frozenset[str], Tensor] = field(
         default_factory=dict, repr=False
     )
@@ -97,7 +96,7 @@ class RunDiagnostics:
         problem = setting.problem
         train = points.train
         has_kernel = setting.experiment.path.keeps_kernels
-        # the training examples of the step: those of its phase, or all
+        # the training examples of the present phase, or all if there are no phases
         current = Observer(setting).splits(step)[""]
         examples = range(train)[current]
         weight = setting.descent.weight(len(examples))
@@ -143,8 +142,7 @@ class RunDiagnostics:
     def start_kernel_of(
         self, parameters: Collection[str]
     ) -> Float[Tensor, "train out train out_"]:
-        """Return the part of the initial kernel to which only these parameters
-        contribute."""
+        """Return the part of the initial kernel that comes from these parameters."""
         names = frozenset(parameters)
         if names not in self.start_kernels:
             view = NetworkView(self.setting.points, self.setting.problem.weights)
@@ -257,8 +255,8 @@ def checked_value(name: str, value: object) -> float | Tensor | None:
 
 @contextmanager
 def tensors_unchanged(name: str, state: TrainingState) -> Iterator[None]:
-    """Raise if the block changes a tensor of the state in place, because training
-    continues with this tensor."""
+    """Raise if the `with` block changes a tensor of the state in place. Training
+    continues with these tensors, so diagnostics must not change them."""
     tensors = {f"weights['{key}']": weight for key, weight in state.weights.items()}
     tensors |= {
         f"start_weights['{key}']": weight for key, weight in state.start_weights.items()

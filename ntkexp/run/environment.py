@@ -38,8 +38,7 @@ LIBRARIES = ("torch", "numpy", "numba", "zarr", "pandas", "matplotlib")
 
 
 def commit() -> str | None:
-    """Return the git commit of this package, followed by "+" if tracked files have been
-    changed.
+    """Return the git commit of this package. Append "+" if tracked files were changed.
 
     Return None if the package was not imported from its git checkout.
     """
@@ -52,8 +51,7 @@ def commit() -> str | None:
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    # without pyproject.toml next to the package, the git checkout belongs to another
-    # project, so its commit does not describe this package
+    # without pyproject.toml next to the package, this is another project's checkout
     if not (folder.parent / "pyproject.toml").is_file():
         return None
     return result.stdout.strip() or None
@@ -70,7 +68,7 @@ def fix_circumstances(experiment: Experiment, threads: int | None = None) -> Non
     keep_full_precision()
     # cuBLAS needs this variable to be deterministic
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    # as use_deterministic_algorithms(True), but does not import a compiler
+    # equal to use_deterministic_algorithms(True), but faster: it imports no compiler
     torch.set_deterministic_debug_mode("error")
 
 
@@ -146,7 +144,8 @@ def processor_seconds() -> float:
 @dataclass
 class Clock:
     """The wall time and the processor time of each part of a run.
-    Both clocks can be replaced."""
+
+    `wall` and `processor` return the present time in seconds."""
 
     wall: Callable[[], float] = time.perf_counter
     processor: Callable[[], float] = processor_seconds

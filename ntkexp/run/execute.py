@@ -76,7 +76,7 @@ from ntkexp.text import several, short
 
 
 OPTIONAL = (RETRACED, LEFT_OUT, DIAGNOSTICS, RECORDED)
-"""Files that are the same in each repetition, but that only some runs have."""
+"""Results that only some runs have. Repetitions of a run write identical bytes."""
 
 OTHER_FILES = (OVERRIDES, PROVENANCE, "timings.csv", "weights.pt")
 
@@ -173,8 +173,8 @@ def train_and_write(
 def threads_of(request: RunRequest, saved: Checkpoint | None, surveyed: Survey) -> int:
     """Return the number of threads of a run.
 
-    By default, the number depends on the cost of a step. A resumed run keeps its number
-    of threads, because this number affects the rounding of sums."""
+    By default, the number depends on the cost of a step. A resumed run uses as many
+    threads as before, because the number of threads affects the rounding of sums."""
     if saved is not None:
         threads: int = saved["threads"]
         return threads
@@ -198,7 +198,9 @@ def begin_folder(request: RunRequest, setting: Setting) -> None:
 def live_log(
     request: RunRequest, saved: Checkpoint | None
 ) -> AbstractContextManager[LiveLog | None]:
-    """Open the log that the user requested, if any. A resumed run continues its log."""
+    """Open the log that the user requested. A resumed run continues its log.
+
+    The context's value is None if no log was requested."""
     if request.log is None:
         return nullcontext()
     folder = request.folder.path
@@ -217,7 +219,7 @@ def live_log(
 def remove_leftovers(folder: RunFolder) -> None:
     """Remove the files that a finished run does not need.
 
-    A process that was killed after it wrote DONE.json may have left them.
+    They remain if a process was killed after it had written DONE.json.
     """
     for name in (CHECKPOINT, TRAJECTORY, BEGUN, "error.txt"):
         (folder.path / name).unlink(missing_ok=True)
@@ -228,8 +230,8 @@ def remove_leftovers(folder: RunFolder) -> None:
 # --- Starting or resuming a run. The files of its folder:
 #
 # provenance.json, timings.csv, progress.json   depend on the machine and the time of the run
-# BEGUN.json, checkpoint.pt, sums-*.bin,        the state of an unfinished run, including sums on
-#     trajectory.bin                            disk; removed when the run is finished
+# BEGUN.json, checkpoint.pt, sums-*.bin,        the state of an unfinished run; removed when the
+#     trajectory.bin                            run is finished
 # all other files                               byte-identical in each repetition with the same
 #                                               number of threads
 
@@ -276,8 +278,9 @@ def resume(
 ) -> Path:
     """Resume the run in a folder from its config.json, and return the folder.
 
-    A run records the command that repeats it. If the folder does not contain it, use
-    `ntkexp train` with the run's overrides and `options`."""
+    The provenance of the resumed run names the command that began the run. If this
+    command is not recorded, it names `ntkexp train` with the run's overrides and
+    `options`."""
     if not (path / CONFIG).is_file():
         raise Mistake(f"{path} is not a run folder: it has no config.json")
     refuse_other_version(path)
@@ -296,8 +299,7 @@ def resume(
         progress.say(f"{path} is finished")
         return path
 
-    # rebuild the experiment from the files of the folder, after checking that they are
-    # undamaged
+    # check the files that describe the experiment, and rebuild the experiment
     with folder.claim():
         if damaged := folder.damaged_files(CONFIG, OVERRIDES):
             reason = f"{several(damaged)} not as it was written"
@@ -328,8 +330,8 @@ def begun_by(folder: RunFolder) -> str:
 
 
 def rebuild_experiment(folder: RunFolder, trusted: tuple[str, ...]) -> Experiment:
-    """Return the experiment of a run. Raise if its data files or the code have changed
-    since it began."""
+    """Return the experiment of a run. Raise if the data files or the code have changed
+    since the run began."""
     folder.check(CONFIG)
     if defect := folder.misnamed:
         raise Mistake(f"{folder.path} {defect}")
@@ -346,8 +348,9 @@ def rebuild_experiment(folder: RunFolder, trusted: tuple[str, ...]) -> Experimen
 
 
 def usable_checkpoint(request: RunRequest) -> Checkpoint | None:
-    """Return the checkpoint of an earlier attempt, or None. If an earlier attempt left
-    no usable checkpoint, warn with the reason."""
+    """Return the checkpoint of an earlier attempt, or None if there is none.
+
+    If an earlier attempt left no usable checkpoint, warn and return None."""
     folder = request.folder
     progress = request.progress
     if (folder.path / DONE).is_file():
@@ -385,10 +388,10 @@ def remove_group(
     progress: AbstractProgress,
     trusted: tuple[str, ...] = (),
 ) -> Removal:
-    """Return the breakdown of leaving out a group of training examples,
-    at the queries `points`.
+    """Return the breakdown of the change if a group of training examples is left out.
 
-    If it is not stored in the run folder, retrain and store it.
+    `points` are the queries. If the breakdown is not stored in the run folder, compute
+    it by retraining, and store it.
     """
     recorded = read_removal(run, group, points)
     if recorded is not None:
@@ -410,8 +413,8 @@ def train_without(
     points: Sequence[int],
     progress: AbstractProgress,
 ) -> Removal:
-    """Train with and without a group, and split the difference among examples
-    and steps."""
+    """Train with and without a group of examples. Split the difference of the outputs
+    among the left-out examples, and among the steps."""
     facts = folder.sealed_facts
     if facts["diverged"]:
         raise Mistake(
@@ -443,9 +446,10 @@ def train_without(
 def repetition_error(
     folder: RunFolder, breakdown: Breakdown, pairs: Sequence[tuple[int, int]]
 ) -> float:
-    """Return the difference between the outputs of the run and of its exact repetition.
+    """Return the difference between the outputs of the run and of its exact repetition,
+    divided by the change that the removal causes.
 
-    It is relative to the change by the removal. Raise if it is too large.
+    `pairs` are pairs (query, output). Raise if the difference is too large.
     """
     folder.check("predictions.zarr")
     predictions = read_predictions(folder.path / "predictions.zarr")["f_T"]

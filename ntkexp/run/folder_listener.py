@@ -149,8 +149,8 @@ def write_outcome(folder: RunFolder, setting: Setting, outcome: Outcome) -> None
         finish_arrays(path / store)
     write_contributions_of_run(path, setting, outcome)
 
-    # The outputs f_0 and f_T of the network, and those of each kernel machine. If the run
-    # explains a measure, write the values of the measure at these outputs instead.
+    # Write the outputs f_0 and f_T of the network, and the outputs of each kernel
+    # machine. If the run explains a measure, write its values at these outputs instead.
     matrices = outcome.matrices
     outputs = {
         "f_0": matrices.explained(matrices.start),
@@ -174,8 +174,8 @@ def write_kernels(path: Path, setting: Setting, outcome: Outcome) -> None:
     """Add the path kernel of each quadrature rule to the store of snapshots."""
     matrices = outcome.matrices
     finish_kernels(path)
-    # path kernels are between pairs of outputs, so there is none if a measure is
-    # explained
+    # A path kernel relates pairs of outputs. If the run explains a measure instead of
+    # the outputs, there is no path kernel.
     if not matrices.keeps_kernels or matrices.measured is not None:
         return
     attributed = (
@@ -219,7 +219,7 @@ def end_weights(start: Weights, end: Weights) -> dict[str, Weights]:
 
     pickle writes a string object once, and later refers to it. After a resumption,
     equal names may be different objects, and pickle would write them twice. The bytes
-    of the file would then differ from those of an uninterrupted run."""
+    of the file would then depend on interruptions of the run."""
     return {"start": start, "end": {name: end[name] for name in start}}
 
 
@@ -231,8 +231,10 @@ def contributions_by_rule(
     *,
     decays: bool,
 ) -> ContributionsByRule:
-    """Return the arrays of a quadrature rule at the queries,
-    for a path of `steps` steps."""
+    """Return the arrays that are written for one quadrature rule.
+
+    `totals` are the changes of the outputs by step, `shares` the sums by component, and
+    `steps` the number of training steps."""
     by_component = None
     if shares is not None:
         by_component = ByComponent(
@@ -283,8 +285,8 @@ def phases_of(
 
 
 def prepare_recording(path: Path, setting: Setting, capacity: int) -> None:
-    """Create the store of recorded arrays, if there are any.
-    Raise if the disk has too little space."""
+    """Create the store of the arrays that `path.record` names. If it names none, do
+    nothing. Raise if the disk has too little space."""
     names = setting.experiment.path.record
     if not names:
         return
@@ -305,7 +307,7 @@ def prepare_recording(path: Path, setting: Setting, capacity: int) -> None:
 def recorded_arrays(
     setting: Setting, view: NetworkView
 ) -> dict[str, np.ndarray[Any, Any]]:
-    """Return the arrays that the run records, at the weights of `view`."""
+    """Return the arrays that `path.record` names, at the weights of `view`."""
     arrays = dict[str, np.ndarray[Any, Any]]()
     for name in setting.experiment.path.record:
         if name == "outputs":
@@ -362,11 +364,12 @@ class FolderListener(AbstractListener):
     interrupt: Interrupt
     first_measurements: Measurements  # the values of the diagnostics before training
     log: LiveLog | None = None
-    # the key of each log, by the log's name
+    # the key of each log, with which a resumed run continues it, by the log's name
     log_keys: dict[str, str] = field(default_factory=dict)
+    # the size and digest (seal) of each file of the snapshots
     snapshot_seals: dict[str, tuple[int, str]] = field(default_factory=dict)
     snapshots: int = 0  # number of complete snapshots
-    rows: Trajectory | None = None
+    rows: Trajectory | None = None  # the recorded steps, for a backward pass
     # the kind of the current backward pass, if there is one
     backward_pass: BackwardPass | None = None
     kernel_change: float | None = None
@@ -413,13 +416,13 @@ class FolderListener(AbstractListener):
         self.seal_chunks(store, write_arrays(path, self.snapshots, step, arrays))
 
     def seal_chunks(self, store: str, chunks: Sequence[str]) -> None:
-        """Keep the digests (seals) of written chunks for the checkpoint."""
+        """Compute the digests (seals) of written chunks, for the next checkpoint."""
         names = [f"{store}/{chunk}" for chunk in chunks]
         self.snapshot_seals |= sealed(self.folder.path, names)
 
     def refuse_new_names(self, step: int, measured: Measurements) -> None:
-        """Raise if the diagnostics return other names than before training, or arrays
-        of other shapes."""
+        """Raise if the names of the values, or the shapes of the arrays, are not as
+        before training."""
         first = self.first_measurements
         if (
             measured.numbers.keys() == first.numbers.keys()
@@ -507,8 +510,8 @@ class FolderListener(AbstractListener):
     def checkpoint(self, state: RunState) -> None:
         """Write a checkpoint if one is due or if a stop was requested.
 
-        Checkpoints of sums on disk take long to write, so they are written only rarely.
-        Raise KeyboardInterrupt after the checkpoint if a stop was requested."""
+        If the sums are on disk, a checkpoint takes long to write, so checkpoints are
+        rare. If a stop was requested, raise KeyboardInterrupt after the checkpoint."""
         interval = self.setting.experiment.checkpoint_seconds
         if self.setting.domain.spills:
             interval = max(interval, CHECKPOINT_PAUSE * self.save_seconds)
@@ -521,9 +524,7 @@ class FolderListener(AbstractListener):
             raise KeyboardInterrupt
 
     def save(self, state: RunState) -> None:
-        """Write the rows of the stored trajectory, if any, to the disk. Then write the
-        checkpoint.
-        """
+        """Write a checkpoint. First force the recorded steps to the disk, if any."""
         if self.rows is not None:
             self.rows.secure()
         state_and_seals = {

@@ -29,7 +29,8 @@ from ntkexp.run.setting import Setting
 from ntkexp.run.state import RunState, begin
 
 BackwardPass: TypeAlias = Literal["back", "effects"]
-"""The kinds of backward passes: of the path integrals, and of the leave-out effects."""
+"""The kind of a backward pass: `back` computes path integrals, and `effects` computes
+leave-out effects."""
 
 
 class AbstractListener(ABC):
@@ -60,33 +61,35 @@ class AbstractListener(ABC):
         kernel: Float[Tensor, "point kept train kept_"],
         output_gradient: Float[Tensor, "train out_"],
     ) -> None:
-        """Receive the tangent kernel at a step, and ℓ′ of all training examples.
+        """Receive the tangent kernel at a step, and ℓ′, the gradient of the loss at the
+        outputs.
 
-        ℓ′ is the gradient of the loss at the outputs. It includes the examples outside
-        of the batch.
+        ℓ′ has a row for each training example, also for examples outside of the batch.
         """
 
     def on_record(self, step: int, view: NetworkView) -> None:
-        """Receive the network at the step of a snapshot, after its kernel."""
+        """Receive the network at the step of a snapshot. Called after `on_snapshot`."""
 
     def on_diagnostics(self, step: int, measured: Measurements) -> None:
-        """Receive the values of the diagnostics at a step. This ends its snapshot."""
+        """Receive the values of the diagnostics at a step. This is the last call for
+        the snapshot of the step."""
 
     def on_step(self, state: RunState, loss: float) -> None:
-        """Handle the end of a training step, when a checkpoint may be written."""
+        """Handle the end of a training step. A checkpoint may be written."""
 
     def on_step_back(
         self, state: RunState, backward_pass: BackwardPass, done: int, total: int
     ) -> None:
-        """Handle the end of a step of a backward pass,
-        when a checkpoint may be written."""
+        """Handle the end of a step of a backward pass. A checkpoint may be written.
+
+        `done` of the `total` steps are complete."""
 
     def on_late_rows(self, rows: Sequence[Row]) -> None:
         """Receive metrics that only the backward pass computes,
         as one row for each step."""
 
     def on_end(self) -> None:
-        """Handle the end of the last pass, after which no checkpoint is written."""
+        """Handle the end of the last pass. No checkpoint is written later."""
 
 
 @dataclass(frozen=True)
@@ -100,8 +103,8 @@ class SilentListener(AbstractListener):
         return self.folder
 
 
-# --- A run: training steps, backward passes if the path integrals or the effects need
-# them, and the outcome.
+# --- A run: training steps, the backward passes that path integrals or effects need,
+# and the outcome.
 #
 # The loop writes no files, but the listener may store checkpoints. A run that is
 # resumed from a checkpoint gives bitwise the same results.
@@ -139,9 +142,9 @@ def take_snapshot(
     step: Step | None,
 ) -> Row:
     """Pass the kernel, the network and the diagnostics of the present step to the
-    listener. Return their numbers, for the row of the step.
+    listener. Return the metrics of the kernel and the numbers of the diagnostics.
 
-    `step` is None after the last step."""
+    `step` is the next training step, or None after the last step."""
     setting = state.setting
     row: Row = {}
     if setting.experiment.path.kernels != "none":
@@ -186,15 +189,14 @@ def train_steps(state: RunState, listener: AbstractListener) -> Ending:
 
 
 def reverse_pass(state: RunState, listener: AbstractListener) -> None:
-    """Run the backward passes of the path integrals and
-    of the leave-out effects, if needed."""
+    """Run the backward passes of the path integrals and the effects, if needed."""
     for done, total in state.steps_back():
         listener.on_step_back(state, "back", done, total)
     if state.effects is not None:
         for done, total in state.effects.steps_back(state.weights, state.step_sizes):
             listener.on_step_back(state, "effects", done, total)
 
-    # the columns of metrics that only the backward pass computes
+    # pass on the metrics that only the backward pass computes
     late = state.accumulator.backward_tallies
     if late is not None:
         closing = state.setting.experiment.path.closing_rule

@@ -1,5 +1,5 @@
-"""The metrics of a run: one row per step, with more columns at steps
-with a kernel snapshot."""
+"""The metrics of a run, one row per step. Steps with a kernel snapshot have values in
+more columns."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ SELECTIVITY = "selectivity"
 
 @dataclass(frozen=True)
 class KernelObserver:
-    """Computes the metrics of kernel snapshots. Some
-    are relative to the first kernel."""
+    """An observer that computes the metrics of kernel snapshots, such as the change
+    since the kernel before training."""
 
     setting: Setting
 
@@ -88,8 +88,8 @@ class KernelObserver:
 
     @cached_property
     def pattern(self) -> Bool[Tensor, " unit"]:
-        """The activation pattern of the units at the training
-        examples, before training."""
+        """The activation pattern of the units at the training examples, before
+        training."""
         return activation_pattern(self.setting.points, self.setting.problem.weights)
 
     def row(
@@ -123,8 +123,7 @@ class KernelObserver:
             row["limit_distance"] = kernel_change(train_kernel, limit)
             row["limit_alignment"] = alignment(train_kernel, limit)
 
-        # the eigenvalues, and the fraction of the residual in the span of the first
-        # eigenvectors
+        # the eigenvalues of the kernel
         row |= self.modes(train_kernel, view.train_outputs - targets)
         if not points.makes_kernels:
             row["lambda_max"] = view.largest_eigenvalue(slice(None))
@@ -144,11 +143,11 @@ class KernelObserver:
         step_size: float,
         top: float,
     ) -> float:
-        """Return η w λ_max ℓ″/2 for the examples of a step. The step is stable if this
-        is < 1.
+        """Return η w λ_max ℓ″/2, which is below 1 if the step is stable.
 
         η is the step size, w the weight of an example, λ_max the largest eigenvalue of
-        the kernel, and ℓ″ the curvature of the loss."""
+        the kernel among the examples of the step, and ℓ″ the curvature of the loss.
+        `top` is λ_max among all training examples."""
         descent = self.setting.descent
         points = self.setting.points
         weight = descent.weight(points.train)
@@ -167,7 +166,10 @@ class KernelObserver:
         kernel: Float[Tensor, "train kept train kept_"],
         residual: Float[Tensor, "train out"],
     ) -> Row:
-        """Return metrics of the eigenvalues. For a large kernel, return only λ_max."""
+        """Return the metrics of the eigenvalues. For a large kernel, return only λ_max.
+
+        `residual_top_k` is the fraction of the residual in the span of the first k
+        eigenvectors."""
         if not kernel.isfinite().all():
             return {"lambda_max": None}
         entries = kernel.shape[0] * kernel.shape[1]
@@ -193,11 +195,11 @@ def activation_pattern(points: Points, weights: Weights) -> Bool[Tensor, " unit"
 
 
 def unit_selectivity(setting: Setting, weights: Weights) -> float | None:
-    """Return the selectivity of units for the phases of training. Return None if it is
+    """Return the selectivity of units for the phases of training, or None if it is
     undefined.
 
-    The activity of units is measured at the queries of each phase, or at its training
-    examples if there are no queries."""
+    The activity of the units is measured at the queries of each phase. If there are no
+    queries, it is measured at the training examples of each phase."""
     module = setting.problem.module
     points = setting.points
     phases = setting.problem.phases
@@ -235,7 +237,7 @@ SHARE_COLUMNS = ("closure", "contribution_mass", "contribution_sum", "kernel_mas
 
 @dataclass(frozen=True)
 class Observer:
-    """Computes the metrics of each step. Some are relative to the start of training."""
+    """An observer that computes the metrics of each step."""
 
     setting: Setting
 
@@ -258,11 +260,11 @@ class Observer:
         return KernelObserver(self.setting)
 
     def splits(self, step: int) -> dict[str, slice]:
-        """Return slices of training examples and queries,
-        by the suffix of their columns.
+        """Return slices of the training examples and of the queries. Each key is the
+        suffix of the slice's columns: "" or "_query".
 
-        If training has phases, return the slices of the step's phase, with suffixes
-        without a phase number, followed by the slices of every phase."""
+        If training has phases, these keys hold the slices of the present phase. Further
+        keys with a phase number, such as "_query_1", hold the slices of each phase."""
         if self.setting.problem.phases:
             suffix = f"_{self.phase(step)}"
             current = {
@@ -279,8 +281,8 @@ class Observer:
 
     @cached_property
     def tasks(self) -> dict[str, slice]:
-        """The slices of training examples and queries of each phase.
-        Phases are counted from 1."""
+        """The slices of the training examples and of the queries of each phase, with
+        keys such as "_1" and "_query_1"."""
         phases = self.setting.problem.phases
         by_split = {"": phases.get("train", ()), "_query": phases.get("query", ())}
         return {
@@ -307,8 +309,8 @@ class Observer:
         return losses.sum()
 
     def objective(self, summed: float, points: slice) -> float:
-        """Return the objective: the summed loss times the weight of an example and the
-        scale of the loss."""
+        """Return the objective: the sum of the losses, times the weight of an example,
+        times the scale of the loss."""
         weight = self.setting.experiment.loss.weight(points.stop - points.start)
         return summed * weight * self.setting.descent.scale
 
@@ -387,13 +389,13 @@ class Observer:
 
 
 def share_row(tallies: Mapping[str, Tally], closing: AbstractRule | None) -> Row:
-    """Return the columns `SHARE_COLUMNS` of a step: how large its contributions and
-    other terms are.
+    """Return the columns `SHARE_COLUMNS` of a step: the norms of its contributions and
+    of its other terms.
 
-    `tallies` holds the norms of the terms of the step, for each quadrature rule. The
-    column `closure` belongs to the rule `closing`, whose contributions add up to the
-    change of the outputs. The other columns belong to the first rule. If no norms were
-    measured at this step, return an empty row."""
+    `tallies` holds these norms for each quadrature rule. If no norms were measured at
+    this step, return an empty row. The column `closure` belongs to the rule `closing`,
+    whose contributions add up to the change of the outputs. The other columns belong to
+    the first rule in `tallies`."""
     if not tallies:
         return {}
     first = next(iter(tallies.values()))

@@ -133,18 +133,21 @@ def step_size_advice(optimizer: AbstractOptimizer, size: float, stable: float) -
 # --- The training steps of the run, repeated for the linear model with a fixed kernel
 # Θ = J Jᵀ.
 #
-# The gradient of the linear model is J(X)ᵀℓ′. So if all weights have the same step size,
-# its weights stay in the span of θ_0 and the rows of J(X): θ_s = ρ_s θ_0 + J(X)ᵀ a_s.
-# Training needs only the coordinates a and ρ. The optimizer updates a as a weight with
-# the gradient ℓ′, and ρ as a weight with the gradient 0, which only weight decay changes:
+# The gradient of the linear model is J(X)ᵀℓ′. So if all weights have the same step
+# size, θ_s is a combination of θ_0 and the rows of J(X), with coordinates ρ and a:
+#
+#     θ_s = ρ_s θ_0 + J(X)ᵀ a_s
+#
+# Training needs only these coordinates. The optimizer updates a as a weight with the
+# gradient ℓ′, and ρ as a weight with the gradient 0. So only weight decay changes ρ:
 #
 #     f_s(X) = f_0(X) + Θ(X, X) a_s + (ρ_s − 1) J(X)·θ_0
 
 
 @dataclass(frozen=True, kw_only=True)
 class SameSteps:
-    """The step sizes and clipping factors of a training run. With them, the run can be
-    repeated with a fixed kernel."""
+    """A repetition of a run's training with a fixed kernel, with the step sizes and
+    clipping factors of the run."""
 
     descent: Descent
     step_sizes: Sequence[float]
@@ -199,8 +202,10 @@ class SameSteps:
 
 @dataclass(frozen=True, kw_only=True)
 class ChangesByPhase:
-    """The change of the outputs in each phase, and the contributions to it. Only the
-    attributed points and outputs are included. Phases that were not reached have zeros.
+    """The change of the outputs in each phase, and the contributions to this change.
+
+    Only outputs with path integrals are included. Phases that were not reached have
+    zeros.
     """
 
     # contributions and decay of each phase, by quadrature rule
@@ -236,8 +241,8 @@ def changes_by_phase(
     )
 
 
-# --- The leave-out effects of a run, by backward passes,
-# or by retraining if that is cheaper.
+# --- The leave-out effects of a run, by backward passes, or by retraining without each
+# example if that is cheaper.
 
 
 UNCHECKED_FIXED_MEAN = (
@@ -247,8 +252,9 @@ UNCHECKED_FIXED_MEAN = (
 
 
 def effects_of(state: RunState) -> EffectsResult | None:
-    """Return the effects at the attributed points,
-    or None if they were not requested."""
+    """Return the leave-out effects, or None if they were not requested.
+
+    The values at points without effects are NaN."""
     setting = state.setting
     sweep = setting.sweep
     if sweep is None or not (sweep.retrains or state.effects):
@@ -283,8 +289,8 @@ def effects_from_sweeps(
 ) -> EffectsResult:
     """Return the effects from the backward passes.
 
-    Compare them with retraining if both take the mean over the remaining examples
-    ("renormalised")."""
+    With `path.mean=renormalised`, compare the effects with retraining. Retraining
+    without an example also takes the mean over the remaining examples."""
     path = state.setting.experiment.path
     formula = state.setting.experiment.optimizer.denominator_at(0)
     eps = None if formula is None else formula.eps
@@ -303,8 +309,8 @@ def effects_from_sweeps(
     )
 
 
-# --- The outcome of a run: the comparison of kernel machines,
-# and the errors of contributions.
+# --- The outcome of a run: the comparison of kernel machines, and the errors of the
+# contributions.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -366,7 +372,7 @@ def run_matrices(
     outputs: Float[Tensor, "point out"],
     kernel: Float[Tensor, "point kept train kept_"],
 ) -> RunMatrices:
-    """Return the kernels, outputs and facts that kernel machines are computed from."""
+    """Return the kernels, outputs and facts from which kernel machines are computed."""
     setting = state.setting
     points = torch.arange(len(outputs), device=outputs.device)
     attributed = torch.isin(points, setting.domain.attributed)
@@ -394,9 +400,9 @@ def run_matrices(
 def kernel_of_pairs(
     kernel: Float[Tensor, "point kept train kept_"], setting: Setting
 ) -> Float[Tensor, "point out some out_"]:
-    """Return the kernel of all pairs of outputs, which kernel machines need.
+    """Return the kernel of all pairs of outputs.
 
-    If the run did not compute it, return a kernel without training examples.
+    If the run computes no such kernels, return a kernel without training examples.
     """
     if setting.points.makes_kernels:
         return kernel
@@ -405,8 +411,8 @@ def kernel_of_pairs(
 
 
 def miss_remarks(steps: Mapping[int, Closure]) -> list[str]:
-    """Return a remark if, at some steps, the contributions of the closing rule miss the
-    change of the outputs by more than rounding errors.
+    """Return a remark on the `steps` at which the contributions of the closing rule do
+    not add up to the change of the outputs. Return [] if there are no such steps.
 
     >>> (remark,) = miss_remarks({3: Closure(1e-3, 1e-9), 7: Closure(1e-2, 1e-9)})
     >>> remark.partition("; ")[0]
@@ -468,8 +474,8 @@ def summarise_training(state: RunState) -> Training:
 
 
 def initial_weight_term(setting: Setting) -> Float[Tensor, "point out"]:
-    """Return J(θ_0)·θ_0 at all points, which kernel machines need if there is weight
-    decay. Return zeros if there is none."""
+    """Return J(θ_0)·θ_0 at all points. Kernel machines need this term only if there is
+    weight decay. Without weight decay, return zeros."""
     if not setting.experiment.optimizer.weight_decay:
         return torch.zeros_like(setting.start.outputs)
     points = setting.points
@@ -482,8 +488,8 @@ def initial_weight_term(setting: Setting) -> Float[Tensor, "point out"]:
 
 
 def split_regions(state: RunState) -> dict[str, Region]:
-    """Return the points of each split, and the sizes of the terms that add up to the
-    outputs, from which rounding errors are estimated."""
+    """Return a region for each split: its points, and the sizes of the terms that add
+    up to their outputs. Rounding errors are estimated from these sizes."""
     problem = state.setting.problem
     regions = {}
     for name, points in problem.split_slices.items():
@@ -496,10 +502,10 @@ def split_regions(state: RunState) -> dict[str, Region]:
 
 
 def contribution_facts(state: RunState, rule: str) -> dict[str, float]:
-    """Return summary statistics of a quadrature rule's contributions, with their
-    estimated relative error.
+    """Return summary statistics of a quadrature rule's contributions, with an estimate
+    of the relative error of the contributions.
 
-    Return an empty dict if the contributions are not finite.
+    Return an empty dict if the kernel or the contributions are not finite.
     """
     setting = state.setting
     domain = setting.domain
@@ -514,7 +520,7 @@ def contribution_facts(state: RunState, rule: str) -> dict[str, float]:
     if not all(block.isfinite().all() for block in blocks(contributions)):
         return {}
 
-    # True if all training examples are attributed, at all outputs that were trained
+    # True if all training examples are attributed, and no measure is explained
     train = setting.points.train
     read_train = int((domain.attributed < train).sum())
     every_train = setting.measured is None and read_train == train

@@ -49,17 +49,18 @@ def refuse_sketch(experiment: Experiment) -> None:
         )
 
 
-# --- A survey: a forward pass on two examples. Its shapes determine block sizes and
-# memory.
+# --- A survey: a forward pass on two examples. The shapes of its tensors determine the
+# memory of the run, and the sizes of blocks.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Survey:
-    """A problem (data and network), its points in blocks that fit into memory, and the
-    tape of a forward pass on two examples."""
+    """A problem (data and network), its memory plan, and the tape of a forward pass on
+    two examples. `points` are cut into blocks that fit into memory."""
 
-    experiment: Experiment  # with `all` or `trace` in place of `path.kernels=auto`
-    chose_traces: bool  # True if `path.kernels=auto` became `trace`
+    # the experiment, with `all` or `trace` in place of `path.kernels=auto`
+    experiment: Experiment
+    chose_traces: bool  # True if `trace` has replaced `path.kernels=auto`
     problem: Problem
     points: Points
     # like `points`, but with the explained measure instead of the outputs
@@ -79,8 +80,9 @@ class Survey:
 
 
 def survey(experiment: Experiment) -> Survey:
-    """Draw data and initial weights, and record a forward pass on two examples. Raise
-    if memory does not suffice."""
+    """Draw data and initial weights, and record a forward pass on two examples.
+
+    Raise if the run needs more memory than its budget."""
     refuse_sketch(experiment)
     least_memory(experiment).require()
     problem = draw_problem(experiment)
@@ -148,8 +150,10 @@ def survey(experiment: Experiment) -> Survey:
 
 
 def chosen_kernels(experiment: Experiment, problem: Problem) -> Kernels:
-    """Return the kind of kernels that the run computes. `path.kernels=auto` means `all`
-    if they are small or needed, else `trace`."""
+    """Return the kind of kernels that the run computes.
+
+    `path.kernels=auto` means `all` if these kernels are small, or if the optimizer, a
+    diagnostic or `path.every=snapshots` needs them. Otherwise it means `trace`."""
     diagnostics_need_all = any(one.needs_kernel for one in experiment.diagnostics)
     needs_all = experiment.optimizer.needs_kernels or diagnostics_need_all
     return experiment.path.chosen_kernels(
@@ -160,8 +164,8 @@ def chosen_kernels(experiment: Experiment, problem: Problem) -> Kernels:
 def measured_points(
     loss: Objective, problem: Problem, measure: AbstractMeasure
 ) -> MeasuredPoints | None:
-    """Return the measure that the run explains, at all points. Return None if the run
-    explains the outputs themselves.
+    """Return the explained measure, with the targets of all points. Return None if the
+    run explains the outputs themselves.
 
     Raise if the measure is not defined for the loss.
     """
@@ -235,19 +239,19 @@ def components_of_run(experiment: Experiment, problem: Problem) -> Components:
     )
 
 
-# --- The leave-out effects. They are computed at the first points of each split, and at
-# most at `path.attributed` points in total.
+# --- The leave-out effects. They are computed at the first points of each split, at no
+# more than `path.attributed` points in total.
 
 
 RETRAININGS = 2
-"""For each output, a backward pass through training costs at least as much as this many
+"""The minimum cost of a backward pass through training for one output, in
 retrainings."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SweepSetting:
-    """The points with leave-out effects, and the plan
-    of the backward passes (`effects.sweep`)."""
+    """The points at which leave-out effects are computed, and the plan of the backward
+    passes (`effects.sweep`)."""
 
     points: Int[Tensor, " attributed"]
     plan: SweepMemory
@@ -259,8 +263,8 @@ class SweepSetting:
 
     @property
     def costs_more(self) -> bool:
-        """True if the backward passes take longer
-        than retraining without each example."""
+        """True if the backward passes are estimated to take longer than retraining
+        without each example."""
         return self.plan.train <= RETRAININGS * self.plan.points * self.plan.outputs
 
     @property
@@ -274,8 +278,8 @@ class SweepSetting:
 
 
 def sweep_setting(experiment: Experiment, survey: Survey) -> SweepSetting:
-    """Return the plan of the leave-out effects: backward passes,
-    or retraining if that is cheaper.
+    """Return the plan of the leave-out effects: backward passes, or retraining if that
+    is cheaper and the settings `path` allow it.
 
     Raise if neither is possible.
     """
@@ -327,7 +331,7 @@ def sweep_setting(experiment: Experiment, survey: Survey) -> SweepSetting:
 def first_points(
     splits: Sequence[slice], counts: Sequence[int]
 ) -> Int[Tensor, " point"]:
-    """Return the first points of each split. `counts` are their numbers.
+    """Return the first points of each split, as many as `counts` says for the split.
 
     >>> first_points([slice(0, 3), slice(5, 9)], [1, 2]).tolist()
     [0, 5, 6]
@@ -375,7 +379,7 @@ class Setting:
 
 
 def prepare(experiment: Experiment) -> Setting:
-    """Draw the data and the initial weights, and return the setting of the run."""
+    """Return the setting of a run. Draw its data and its initial weights."""
     return setting_of(survey(experiment))
 
 
@@ -439,8 +443,8 @@ def start_of(
     """Return the outputs and the kernel before training.
     Raise if the network cannot be trained.
 
-    `largest_stable_step` is the minimum over phases. For each phase, it follows from
-    the kernel among the examples of the phase."""
+    `largest_stable_step` is the minimum over the phases. The value of a phase follows
+    from the kernel among the examples of the phase."""
     view = NetworkView(points, problem.weights)
     finite = view.outputs.isfinite().all(1)
     if not finite.all():
@@ -489,9 +493,9 @@ def start_of(
 def domain_of(experiment: Experiment, survey: Survey, like: Tensor) -> Domain:
     """Return the points and outputs of the path integrals.
 
-    If the integration needs a backward pass, the path is integrated at
-    `path.attributed` points, one chunk at a time. These are the first points of each
-    split and phase. Otherwise the path is integrated at all points."""
+    If the integration needs a backward pass, only `path.attributed` points are
+    integrated, one chunk at a time: the first points of each split and phase.
+    Otherwise all points of the evaluated splits are integrated."""
     problem = survey.problem
     path = experiment.path
     splits = [
@@ -527,9 +531,9 @@ def setting_remarks(experiment: Experiment, survey: Survey) -> tuple[str, ...]:
     """Return remarks on kernels that are not stored, on casts, and on operations whose
     Jacobians need one pass per example.
 
-    The last remark is omitted if a quadrature rule gives the exact change of the
-    outputs, because this rule would already have raised an
-    error for such an operation."""
+    If there is a closing rule, the run has already raised an error for such an
+    operation, so this remark is omitted. (The contributions of a closing rule add up to
+    the change of the outputs, as for the secant rule.)"""
     remarks = []
     if survey.chose_traces:
         remarks.append(

@@ -62,8 +62,8 @@ from ntkexp.text import several
 
 @dataclass(kw_only=True)
 class EffectsPass:
-    """The recorded steps of a run, and the backward passes over them that compute
-    leave-out effects."""
+    """The backward passes that compute leave-out effects, over the recorded steps of a
+    run."""
 
     setting: Setting
     sweep_setting: SweepSetting
@@ -86,7 +86,8 @@ class EffectsPass:
     ) -> Iterator[tuple[int, int]]:
         """Run the remaining backward passes.
 
-        After each step, yield the numbers of completed and all steps.
+        After each step, yield the number of completed steps and the number of all
+        steps.
         """
         if self.writes:
             self.recording.close(len(step_sizes), end)
@@ -112,8 +113,8 @@ class EffectsPass:
     def end_gradients(
         self, training: RecordedTraining, chunk: slice
     ) -> Float[Tensor, "vector weight"]:
-        """Return the gradients ∂F/∂θ_T for a chunk of points. There is a row for each
-        output F of each point."""
+        """Return the gradients ∂F/∂θ_T for a chunk of points. Each output F of each
+        point has a row."""
         network = self.setting.points
         outputs = list(self.setting.domain.integrated)
 
@@ -150,15 +151,15 @@ class EffectsPass:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Store the state of a checkpoint. The backward passes will begin with it."""
+        """Store the state of a checkpoint, with which `steps_back` will begin."""
         self.saved = state
 
 
-# --- Sums that do not fit into memory: each checkpoint stores them
-# in files sums-STEP-NUMBER.bin.
+# --- Sums that do not fit into memory. Each checkpoint copies these sums to files
+# sums-STEP-NUMBER.bin.
 #
-# These files are completed before their checkpoint is written, and removed after the
-# next checkpoint is written. So after a kill at any moment, there is a checkpoint with
+# The files are complete before their checkpoint is written. They are removed after the
+# next checkpoint is written. So after a kill at any moment, the latest checkpoint has
 # all its files.
 
 
@@ -169,11 +170,11 @@ the file with the array."""
 
 
 def save_sums(folder: Path, step: int, state: Any) -> tuple[Any, Seals]:
-    """Copy the arrays of a state that are on disk to files that belong to the
-    checkpoint at this step.
+    """Copy those arrays of a state that are stored on disk to files of the checkpoint
+    at this step.
 
-    Return the state with the names of these files in place of the arrays, and the
-    digests (seals) of the files."""
+    Return the state with file names in place of these arrays, and the sizes and digests
+    (seals) of the files."""
     seals: dict[str, tuple[int, str]] = {}
 
     def saved(leaf: Any) -> Any:
@@ -226,12 +227,12 @@ def drop_sums(folder: Path, but: Collection[str] = ()) -> None:
             path.unlink()
 
 
-# --- checkpoint.pt: the state of an unfinished run,
-# and the seals of all files that the rest of the run uses.
+# --- checkpoint.pt: the state of an unfinished run, and the seals of all files that the
+# rest of the run uses.
 #
-# `run.folder_listener` decides when to write a checkpoint. A seal is a digest of a file
-# and of the identity of its run. `load` verifies all seals first. So a resumed run
-# either has byte-identical results, or starts again.
+# `run.folder_listener` decides when to write a checkpoint. The seal of checkpoint.pt is
+# a digest of its bytes and of the identity of the run. `load` verifies all seals first.
+# So a resumed run either has byte-identical results, or starts again.
 
 
 TRAJECTORY = "trajectory.bin"
@@ -243,8 +244,8 @@ BEGINNING = (CONFIG, OVERRIDES, "data.npz")
 CHECKPOINT_KEYS = {"run", "threads", "snapshots", "seals", "sums"}
 
 Checkpoint: TypeAlias = Mapping[str, Any]
-"""The content of a checkpoint: the state of a run as plain data and tensors, and
-digests (seals) of files. """
+"""The content of a checkpoint: the state of a run as plain data and tensors, and the
+digests (seals) of files."""
 
 
 def save(folder: RunFolder, state: Checkpoint, step: int, identity: str) -> None:
@@ -259,8 +260,8 @@ def save(folder: RunFolder, state: Checkpoint, step: int, identity: str) -> None
 
 
 def load(folder: RunFolder, identity: str) -> Checkpoint | None:
-    """Return the checkpoint, or None if there is none. Remove everything that was
-    written after it.
+    """Return the checkpoint, or None if there is none. Remove all files and rows that
+    were written after the checkpoint.
 
     Raise `Damaged` if a file does not match its digest (seal).
     """
@@ -291,7 +292,7 @@ def load(folder: RunFolder, identity: str) -> Checkpoint | None:
 
 
 def refuse(folder: RunFolder, damaged: list[str]) -> None:
-    """Raise `Damaged` if any file has changed."""
+    """Raise `Damaged` if the list of damaged files is not empty."""
     if damaged:
         raise Damaged(
             f"{folder.path} is damaged: {several(damaged)} not as it was written"
@@ -331,8 +332,8 @@ class RunState:
         return sum(self.step_sizes, start=0.0)
 
     def advance(self, step: Step, *, due: bool) -> dict[str, Tally]:
-        """Add one training step. Return the norms of its terms (a `Tally`) by rule, if
-        they are measured at this step.
+        """Add one training step. Return the norms of its terms, as a `Tally` for each
+        quadrature rule. The dict is empty if no norms are measured at this step.
 
         `due` is True if a kernel snapshot is due at the step.
         """
@@ -359,10 +360,8 @@ class RunState:
             self.check(step, tallies)
 
     def check(self, step: int, tallies: Mapping[str, Tally]) -> None:
-        """Record the step in `misses` if the contributions of the closing rule do not
-        add up to the change of the outputs.
-
-        This is the case if the error is larger than the bound on the rounding error.
+        """Record the step in `misses` if the contributions of the closing rule miss the
+        change of the outputs by more than the bound on the rounding error.
         """
         closing = self.setting.experiment.path.closing_rule
         if closing is None or closing.option not in tallies:
@@ -412,10 +411,11 @@ class RunState:
 
 
 def spilled_bytes(setting: Setting) -> int:
-    """Return the bytes on disk that are needed for sums that do not fit into memory.
+    """Return the disk space for sums that do not fit into memory, in bytes.
 
-    There are up to three copies: the sums, the current checkpoint, and either the next
-    checkpoint or the results, while they are being written."""
+    There are up to three copies of the sums: the current sums, their copy in the latest
+    checkpoint, and the copy that is being written (the next checkpoint or the
+    results)."""
     experiment = setting.experiment
     phases = len(experiment.switches) + 1
     rules = len(experiment.path.rule)
@@ -430,8 +430,8 @@ def begin(
 ) -> RunState:
     """Return the state before the first step.
 
-    `allocate` creates the storage of the recording for a backward pass. Sums that do
-    not fit into memory are stored in the folder `scratch`."""
+    `allocate` creates the storage for the recorded steps, which a backward pass reads.
+    Sums that do not fit into memory are stored in the folder `scratch`."""
     experiment = setting.experiment
     weights = setting.problem.weights
     domain = replace(setting.domain, scratch=scratch if setting.domain.spills else None)
@@ -467,8 +467,8 @@ def effects_pass(
     accumulator: AbstractAccumulator,
     allocate: AllocateRows,
 ) -> EffectsPass | None:
-    """Return the backward passes of the leave-out effects,
-    or None if none are requested."""
+    """Return the backward passes of the leave-out effects. Return None if no effects
+    are requested, or if they are computed by retraining."""
     sweep = setting.sweep
     if sweep is None or sweep.retrains:
         return None

@@ -14,8 +14,9 @@ from ntkexp.mistake import Mistake
 #
 # In a step from θ₀ to θ₁ = θ₀ + Δθ, the outputs at x change by exactly J̄Δθ, where
 # J̄ = ∫₀¹ J(θ₀ + uΔθ; x) du is the mean Jacobian. A rule replaces this integral by a weighted
-# sum over substeps. A substep goes from u₀ to u₁. Its term is its secant Jacobian, or
-# the tangent Jacobian J(θ₀ + u₀Δθ) if u₀ = u₁. The weights sum to one.
+# sum over substeps. A substep goes from u₀ to u₁. Its Jacobian is the secant Jacobian
+# from θ₀ + u₀Δθ to θ₀ + u₁Δθ, or the tangent Jacobian J(θ₀ + u₀Δθ) if u₀ = u₁. The
+# weights of the substeps sum to one.
 
 
 class Substep(NamedTuple):
@@ -37,8 +38,9 @@ class AbstractRule(Component):
     def quadrature(
         self, points: int, substeps: int, romberg: int
     ) -> tuple[Substep, ...]:
-        """Return the substeps of a step. Each rule ignores
-        the arguments that it does not need."""
+        """Return the substeps of a step, for `points` Gauss points, or for `substeps`
+        equal substeps with `romberg` extrapolations. Each rule ignores the arguments
+        that it does not need."""
 
     @abstractmethod
     def detail(self, points: int, substeps: int, romberg: int) -> str:
@@ -129,8 +131,8 @@ class Secant(AbstractRule):
 
 
 def shares(substeps: int, romberg: int) -> dict[int, float]:
-    """Return the weights of Romberg's extrapolation, by m. The weight for m belongs to
-    S_m, the average of m secant Jacobians, with m = n, n/2, … and n = `substeps`.
+    """Return the weight of each S_m in Romberg's extrapolation, by m = n, n/2, … with
+    n = `substeps`. S_m is the average of the secant Jacobians of m equal substeps.
 
     >>> shares(2, 1)
     {2: 1.3333333333333333, 1: -0.3333333333333333}
