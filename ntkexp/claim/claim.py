@@ -35,8 +35,8 @@ class Published(Component):
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim at one of its sizes (quick, default or full).
-    Sizes differ in their seeds and ranges."""
+    """A claim at one of its sizes (quick, default or full). Sizes differ in their seeds
+    and in the extent of their experiments, such as widths or numbers of steps."""
 
     name: str
     statement: str

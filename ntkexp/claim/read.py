@@ -488,8 +488,8 @@ def read_margins(
 
 
 def planned_sizes(given: object, seeds: int) -> tuple[int, ...]:
-    """Read the numbers of seeds of the stages. Raise unless these numbers increase,
-    from at least 2 to `seeds`.
+    """Read how many seeds each stage uses. Raise unless these numbers increase, the
+    first is at least 2, and the last is `seeds`.
 
     >>> planned_sizes([6, 24], 24)
     (6, 24)

@@ -156,9 +156,10 @@ def add_label_noise(
 ) -> Tensor:
     """Add noise to training targets.
 
-    For class labels, replace the given share of the labels (a rounded number) by other
-    classes, with equal probabilities. For real targets, add Gaussian noise. Its
-    standard deviation is `share` times the standard deviation of the targets.
+    For class labels, replace the given share of the labels (rounded to a whole number
+    of labels) by other classes, with equal probabilities. For real targets, add
+    Gaussian noise. Its standard deviation is `share` times the standard deviation of
+    the targets.
 
     >>> clean = torch.zeros(10, dtype=torch.int64)
     >>> add_label_noise(clean, 3, 0.2, torch.Generator().manual_seed(0)).count_nonzero().item()

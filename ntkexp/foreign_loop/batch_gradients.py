@@ -58,7 +58,8 @@ from ntkexp.text import short
 MAX_COTANGENTS = 64
 # A batch of independent examples is split into groups of at most this many rows.
 SPLIT_ROWS = 32
-# largest relative distance of Σᵢ gᵢ from the gradient of the batch, in units of eps
+# largest accepted relative distance of Σᵢ gᵢ from the gradient of the batch, in units
+# of eps
 TERM_SUM_TOLERANCE = 1e3
 
 

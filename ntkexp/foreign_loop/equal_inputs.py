@@ -112,7 +112,7 @@ class RepeatedInputs:
         """Return a sentence on all signs, as an attribute of the attribution. Return {}
         if there is no sign.
 
-        The sentence names examples by their `numbers`, which are given by digest."""
+        `numbers` maps digests to the numbers that name examples in the sentence."""
         labels = self.differing | self.relabelled()
         drawn_twice = self.together - labels
         signs = {

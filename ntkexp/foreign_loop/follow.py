@@ -309,8 +309,8 @@ def evaluated_at_ends(trace: Trace, model: nn.Module, watch: Watch) -> Iterator[
 
 
 def write_outputs_at_ends(trace: Trace) -> None:
-    """Write the fingerprints of the outputs at both ends to the trace's folder,
-    if it has one."""
+    """Write the fingerprints of the outputs at the start and the end of the loop to the
+    trace's folder, if it has one."""
     if trace.folder is not None:
         files = TraceFolder(trace.folder)
         files.write(files.outputs_at_ends, vars(trace.ends))

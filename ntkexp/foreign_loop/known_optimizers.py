@@ -167,10 +167,10 @@ def named(name: str, rules: Sequence[AbstractOptimizerRule] = ()) -> KnownOptimi
 def optimizers_of_libraries(
     name: str, rules: Sequence[AbstractOptimizerRule]
 ) -> Iterator[KnownOptimizer]:
-    """Yield the optimizer whose class has this module and name.
+    """Yield the optimizers of other libraries with this name (module and class).
 
     Find the class in a rule of the user, or in a module that this process has already
-    imported. Import only the packages in `LIBRARIES`."""
+    imported. Import only modules of the packages in `LIBRARIES`."""
     module, _, kind_name = name.rpartition(".")
     for rule in rules:
         for kind in rule.kinds:

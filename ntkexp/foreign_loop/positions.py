@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     from ntkexp.kernel.record.tape import Tape
 
 OUTPUT_AXES = 3
-# The sum over classes, Σ_c ∂L/∂f_tc, counts as zero up to a rounding error. The error,
-# relative to Σ_c |∂L/∂f_tc|, is at most
+# The sum Σ_c ∂L/∂f_tc counts as zero if its size, relative to Σ_c |∂L/∂f_tc|, is at most
+# the smaller of these two bounds. The second one matters for dtypes with a large eps.
 SOFTMAX_SUM_EPS = 64  # in units of eps
-MAX_SOFTMAX_SUM = 0.01  # limit of this error for dtypes with a large eps
+MAX_SOFTMAX_SUM = 0.01
 
 
 # --- Which axis of the outputs counts positions, and which counts classes? Two signs

@@ -1,5 +1,5 @@
-"""A network of infinite width, and the engine in torch, which is differentiable and
-runs on every device."""
+"""A network of infinite width, and the engine that computes its kernels in torch. This
+engine is differentiable and runs on every device."""
 
 from __future__ import annotations
 

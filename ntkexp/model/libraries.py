@@ -113,7 +113,8 @@ class Module(AbstractArchitecture):
     def arguments(
         self, build: Callable[..., object], task: LearningTask, seed: int
     ) -> dict[str, Any]:
-        """Return the arguments that the signature of the function names."""
+        """Return the arguments whose names occur in the signature of `build`. Raise if
+        `build` needs another argument."""
         available: dict[str, Any] = {
             "shape": task.shape,
             "outputs": task.outputs,

@@ -19,9 +19,9 @@ from ntkexp.text import SECONDS_PER_YEAR, duration
 # program         Python, torch and other libraries
 # weights         copies of the weights: at both ends of a step and at positions inside it, their
 #                 difference and mean; the gradient and its parts
-# kernels         tangent kernels K_0 and K_T, and a copy of one during concatenation; the path
-#                 kernel 𝒦 of each quadrature rule; kernel snapshots; the square matrices of the
-#                 table of kernel machines
+# kernels         the first tangent kernel, and two copies of the current one while its blocks are
+#                 concatenated; the latest one of an adaptive timetable; the path kernel 𝒦 of each
+#                 quadrature rule; kernel snapshots; the square matrices of the table of kernel machines
 # contributions   𝒮 of each rule at the end of each phase of training, and the error of 𝒮. If 𝒮 is
 #                 on disk, only the pages in use count.
 # totals          for each rule, the change of the outputs in each step, or in each range of steps

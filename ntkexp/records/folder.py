@@ -267,8 +267,9 @@ class RunFolder:
 
     @property
     def state(self) -> State:
-        """The state of the folder, such as `done`. If this process holds the lock, use
-        the property `done` instead: `state` would be `running`."""
+        """The state of the folder, such as `done`. Unless the run is done, the state is
+        `running` while any process holds the lock. So a process that holds the lock
+        itself uses the property `done` instead."""
         return self.state_by(self.defect)
 
     def state_by(self, defect: str | None) -> State:

@@ -211,7 +211,7 @@ def uncorrected_names(records: Sequence[ClaimRecord], registered: int) -> list[s
 
 
 def identity_sentence(identities: Sequence[ClaimRecord], where: str) -> str:
-    """Count the identities that were confirmed."""
+    """Return a sentence that counts the identities, and those that were confirmed."""
     exact = sum(record.verdict == "supported" for record in identities)
     names = "identity" if len(identities) == 1 else "identities"
     return f"{len(identities)} {names}{where} (exact by construction): {exact} checked."

@@ -132,9 +132,9 @@ def largest_attributed(outputs: Array, contributions: Array) -> int:
 #
 #     most_by: the smallest s ≥ 1 with |d(t) − d(T)| ≤ ½ |d(T)| for all t ≥ s
 #
-# Without momentum, d(s) = f_s − f_0 up to the error of the rule, where f_s is the output
-# after s steps. With momentum, d(s) is the whole effect of the gradients of the first s
-# steps. It includes the part that momentum applies later.
+# Without momentum, d(s) = f_s − f_0 up to the error of the quadrature rule, where f_s is
+# the output after s steps. With momentum, d(s) is the whole effect of the gradients of
+# the first s steps. It includes the part that momentum applies later.
 
 
 @dataclass(frozen=True, eq=False)

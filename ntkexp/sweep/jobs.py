@@ -329,7 +329,7 @@ class Conductor:
             self.progress.stop()
 
     def wait_for(self, runs: list[PlannedRun]) -> None:
-        """Wait until another process stops working on any of these runs."""
+        """Wait while other processes work on all of these runs."""
         self.progress.say(
             f"another process runs {counted(len(runs), 'run')}; waiting for it"
         )

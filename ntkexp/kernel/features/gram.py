@@ -560,7 +560,9 @@ class Layer:
     inputs_: Float[Tensor, "in_ train"]
     outputs: Float[Tensor, "query_out features"]
     outputs_: Float[Tensor, "features train_out"]
-    shift: float  # s s′, which biases add to each ⟨a, a′⟩
+    # s s′, the product of both shifts, which biases add to each ⟨a, a′⟩; 0 without
+    # biases (see `bias_product`)
+    shift: float
     # ⟨β, β′⟩ if all examples share one β, as in a readout
     same: Float[Tensor, "1 1"] | None
 

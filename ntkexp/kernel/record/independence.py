@@ -77,8 +77,8 @@ SUM_OPERATIONS = frozenset(
 """Sums, products and views. The rounding error of their result may be as large as the
 rounding error of an argument."""
 
-# A difference of two outputs counts as rounding if it is at most this many eps of the
-# largest term in the outputs.
+# A difference of two outputs counts as rounding if it is at most this multiple of eps
+# times the largest term in the sums that give the outputs.
 ALLOWED_ROUNDINGS = 100.0
 # A larger difference may still count as rounding, if it is at most this multiple of the
 # change that noise of relative size eps in weights and inputs causes.

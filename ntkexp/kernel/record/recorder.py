@@ -87,8 +87,7 @@ def given_numbers(func: Any, args: Any) -> list[Tensor]:
 
 
 class NotPure(Exception):
-    """Raised before the module writes into a tensor, or
-    reads a number from a tensor."""
+    """Raised if the module writes into a tensor, or reads a number from a tensor."""
 
 
 class PureOnly(TorchFunctionMode):

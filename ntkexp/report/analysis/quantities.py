@@ -48,11 +48,8 @@ MEASURES = {
 LAYER = "weights_moved."
 SHARES = {
     *("accuracy", "accuracy_query", "pattern_change", "selectivity"),
-    *(
-        "alignment",
-        "limit_alignment",
-        "label_alignment",
-    ),  # cosines between kernels, which are ≥ 0
+    # cosines between kernels, which are ≥ 0
+    *("alignment", "limit_alignment", "label_alignment"),
 }
 FROM_ONE = {"condition", "effective_rank"}
 

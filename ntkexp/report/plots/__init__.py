@@ -46,8 +46,8 @@ def without_settings() -> Iterator[None]:
         os.environ["MATPLOTLIBRC"] = str(
             Path(spec.origin).parent / "mpl-data" / SETTINGS
         )
-    # matplotlib first reads a file in the working folder. Hide this file. (Changing the
-    # working folder would affect other threads.)
+    # matplotlib first looks for a settings file in the working folder. Hide this file.
+    # (Moving to another working folder instead would affect other threads.)
     os.path.exists = lambda path: path != SETTINGS and exists(path)
     try:
         yield

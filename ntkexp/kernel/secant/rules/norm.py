@@ -13,7 +13,7 @@ difference after the gain, consists of elementwise products and two sums. Its tr
 which maps β = ∂f/∂(result) back to x, has the same form. With
 k = −(2/n) (r₀r₁)²/(r₀ + r₁):
 
-    forward     Δy = ḡ (r̄ Δc + c̄ k ⟨c̄, Δc⟩)
+    forward     ḡ Δy = ḡ (r̄ Δc + c̄ k ⟨c̄, Δc⟩)
     backward    r̄ ḡβ + c̄ k ⟨c̄, ḡβ⟩, minus its mean
 
 A length l = √Σx² has Δ(l²) = (l₀ + l₁) Δl, so Δl = 2 Σ x̄Δx/(l₀ + l₁).

@@ -101,7 +101,8 @@ def table(run: Run) -> pd.DataFrame:
     """Return the seconds and the error of each kernel machine on the main split."""
     seconds = dict[str, float]()
     if run.finished:
-        # ignore damaged timings: they are optional, and DONE.json has no checksum
+        # ignore damaged timings: like missing ones, they only leave machines out of the
+        # picture
         with suppress(Mistake):
             seconds = of_machines(read_timings(run.path / "timings.csv"))
     split = main_split(run.ladder)
