@@ -535,8 +535,8 @@ def required_claims(
 ) -> list[str]:
     """Return the claims that a publication must hold.
 
-    These are `names`, if there are any. Otherwise they are all claims whose latest
-    version was judged at default size, and that are in the same register as a claim in
+    If `names` is not empty, return it. Otherwise return all claims whose latest version
+    was judged at default size, and that share a register with a claim in
     `published`."""
     if names:
         return sorted({*names})

@@ -95,7 +95,7 @@ def _(
 
 
 def table_of(rule: AbstractAverage, figures: NDArray[np.float64]) -> pd.DataFrame:
-    """Return a table from which `rule` computes these figures, one for each seed."""
+    """Return a table with one figure for each seed, in the form that `rule` reads."""
     seeds = [*range(len(figures))]
     if not isinstance(rule, Order):
         return pd.DataFrame({"seed": seeds, "value": figures})

@@ -45,8 +45,8 @@ class AbstractTrial(Component, ABC):
 
 
 class SideBySide(AbstractTrial):
-    """Several trials with the same seed. The column `runs` holds the name
-    of the trial to which a row belongs."""
+    """Several trials with the same seed. In each row, the column `runs` names the
+    trial."""
 
     names: tuple[str, ...] = Field(min_length=1)
     trials: tuple[AbstractTrial, ...]

@@ -200,8 +200,8 @@ def set_up_process() -> None:
     os.environ[SAFE_PATH] = "1"
     # treat SIGTERM like Ctrl-C
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    # Open file descriptors 0 to 2 if they are closed, else the next opened file would
-    # get one of them. Escape characters that the encoding of stdout lacks.
+    # If file descriptors 0 to 2 are closed, open them. Otherwise the next opened file
+    # would get one of them. Escape characters that the encoding of stdout lacks.
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(descriptor)

@@ -26,8 +26,8 @@ LAYOUT = "it takes a folder of YAML files laid out like configs/, such as DIR/mo
 
 
 def config_folders(config_dir: Path | None) -> tuple[Path, ...]:
-    """Return the folders to search: the user's folder if there is one, then the
-    package's folder.
+    """Return the folders to search. The user's folder, if any, comes before the folder
+    of the package.
 
     A file in the first folder hides a file of the same name in the second folder.
     """

@@ -72,7 +72,7 @@ class Retraining:
     def changes_without(
         self, left: Float[Tensor, "group train"]
     ) -> Float[Tensor, "group point"]:
-        """Return how the outputs at the points `others` change if a group is left out.
+        """Return the changes of the outputs at the points `others` without each group.
 
         In each row of `left`, 1 marks the examples of the group.
         """
