@@ -78,6 +78,16 @@ class TrainingState:
     # a function that returns the parts of the next step; None after the last step
     step_parts: Callable[[], StepParts] | None
 
+    @property
+    def splits(self) -> dict[str, slice]:
+        """The points of `input_blocks` by split: the training examples (`train`), and
+        the queries of all other splits (`query`) if there are any."""
+        train = len(self.outputs)
+        splits = {"train": slice(0, train)}
+        if len(self.query_outputs):
+            splits["query"] = slice(train, None)
+        return splits
+
     def block_loss(
         self, weights: Weights, inputs: Tensor, targets: Tensor
     ) -> Float[Tensor, ""]:

@@ -43,14 +43,10 @@ class Taylor(AbstractDiagnostic):
                 for inputs in state.input_blocks
             ]
         constant, first, second = map(torch.cat, zip(*blocks, strict=True))
-        train = len(state.outputs)
-        splits = {"train": slice(0, train)}
-        if len(state.query_outputs):
-            splits["query"] = slice(train, None)
         outputs = torch.cat([state.outputs, state.query_outputs])
 
         values: dict[str, Value] = {}
-        for split, points in splits.items():
+        for split, points in state.splits.items():
             change = (outputs - constant)[points]
             scale = float(change.norm())
             gap = first[points] - change

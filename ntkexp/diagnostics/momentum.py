@@ -39,11 +39,8 @@ class FunctionMomentum(AbstractDiagnostic):
     needs_steps: ClassVar[bool] = True
 
     def measure(self, state: TrainingState) -> Measured:
-        splits = {"train": slice(0, len(state.outputs))}
-        if len(state.query_outputs):
-            splits["query"] = slice(len(state.outputs), None)
         values: dict[str, Value] = {}
-        for split in splits:
+        for split in state.splits:
             values |= {f"{split}.ratio": None, f"{split}.cosine": None}
         if state.step_parts is None:
             return values
@@ -51,7 +48,7 @@ class FunctionMomentum(AbstractDiagnostic):
         parts = state.step_parts()
         by_momentum = change_of_outputs(state, parts.momentum)
         by_gradient = change_of_outputs(state, parts.gradient)
-        for split, points in splits.items():
+        for split, points in state.splits.items():
             left = by_momentum[points]
             right = by_gradient[points]
             if right.norm() == 0:

@@ -29,7 +29,6 @@ losses do not depend on one another, gᵢ is computed from a few rows of the bat
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -43,6 +42,7 @@ from torch._ops import OpOverload
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from ntkexp.effects.curvature import load_forward_mode
 from ntkexp.kernel import DirectionalGradients, Jacobian, plain_kernels
 from ntkexp.kernel.features.blocks import Rows
 from ntkexp.kernel.record.recorder import DispatchMode
@@ -121,6 +121,10 @@ class CoupledOutputs:
     def row_bytes(self) -> int:
         """Bytes of one gradient."""
         return sum(leaf.nbytes for leaf in self.leaves.values())
+
+    def in_their_shape(self, gradient: Tensor) -> Tensor:
+        """Return ∂L/∂f in the shape and the dtype of the outputs."""
+        return gradient.reshape(self.outputs.shape).to(self.outputs.dtype)
 
     def passes_at_once(
         self, buffer_bytes: float, most: int = MAX_COTANGENTS, share: float = 1.0
@@ -239,14 +243,19 @@ class TermGradients(Sequence[Jacobian]):
         gap = float((ours - theirs).norm())
         eps = torch.finfo(theirs.dtype).eps
         if not gap <= TERM_SUM_TOLERANCE * eps * float(theirs.norm()):
-            count = len(self.output_gradient)
             size = sum(float(row.norm()) for row in self.output_gradient)
-            raise Mistake(
-                f"step {step}: the gradients of {count} examples through their batch do "
-                "not add up to the gradient of the batch: they miss it by "
-                f"{short(gap)}, and ∂L/∂f has the norm {short(size)}; follow in "
-                "float64, or with batch_norm='constant'"
-            )
+            miss = f"{short(gap)}, and ∂L/∂f has the norm {short(size)}"
+            raise other_sum(step, len(self.output_gradient), miss)
+
+
+def other_sum(step: int, examples: int, miss: str) -> Mistake:
+    """Return the error for gradients of examples that do not add up to the gradient of
+    their batch. `miss` states the difference."""
+    return Mistake(
+        f"step {step}: the gradients of {examples} examples through their batch do not "
+        f"add up to the gradient of the batch: they miss it by {miss}; follow in "
+        "float64, or with batch_norm='constant'"
+    )
 
 
 # --- Products with the gradients of all terms, by forward-mode derivatives.
@@ -288,9 +297,8 @@ class TermProducts(Sequence[DirectionalGradients]):
             return tangent
 
         along_all = torch.func.vmap(outputs_along, chunk_size=self.directions_at_once)
-        with torch.no_grad(), plain_kernels(), warnings.catch_warnings():
-            # torch's own derivatives use torch.jit.script, which it deprecates
-            warnings.filterwarnings("ignore", ".*torch.jit.script")
+        load_forward_mode()
+        with torch.no_grad(), plain_kernels():
             tangents = along_all(directions)
         terms = tangents * self.output_gradient
         products = terms.reshape(*terms.shape[:2], -1).sum(2)
@@ -347,12 +355,8 @@ class TermProducts(Sequence[DirectionalGradients]):
         """Raise if the examples' products do not add up to the product with the
         gradient of the batch."""
         if not self.missed <= self.tolerance:
-            raise Mistake(
-                f"step {step}: the gradients of {len(self.output_gradient)} examples "
-                "through their batch do not add up to the gradient of the batch: they "
-                f"miss it by {short(self.missed)} of its size; follow in float64, or "
-                "with batch_norm='constant'"
-            )
+            miss = f"{short(self.missed)} of its size"
+            raise other_sum(step, len(self.output_gradient), miss)
 
 
 # --- Independent examples. If no loss depends on the rows of other examples, the

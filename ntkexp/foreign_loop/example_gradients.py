@@ -105,9 +105,7 @@ class CallReaders:
         BatchNorm or in the user's function of `trace.losses`."""
         assert call.gradient is not None
         coupled = CoupledOutputs.of(function, weights, call.inputs, self.trained)
-        output_gradient = call.gradient.reshape(coupled.outputs.shape).to(
-            coupled.outputs.dtype
-        )
+        output_gradient = coupled.in_their_shape(call.gradient)
 
         # the gradient of the whole batch
         is_exact = self.batch_norm == "exact" or call.losses is not None
@@ -163,7 +161,7 @@ class CallReaders:
             function,
             weights,
             call.inputs,
-            call.gradient.reshape(coupled.outputs.shape).to(coupled.outputs.dtype),
+            coupled.in_their_shape(call.gradient),
             whole,
             directions_at_once=coupled.passes_at_once(self.buffer_bytes),
         )

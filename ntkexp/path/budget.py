@@ -32,9 +32,8 @@ from ntkexp.text import SECONDS_PER_YEAR, duration
 
 
 PROGRAM = 0.6e9  # bytes
-WEIGHT_COPIES = (
-    9  # copies of the weights, in addition to those at positions inside a step
-)
+# copies of the weights, in addition to those at positions inside a step
+WEIGHT_COPIES = 9
 SQUARE_COPIES = 5  # square matrices for the table of kernel machines
 RECORDED_COPIES = 3  # copies of the weights in float64 while they are written
 SUM_BYTES = 8  # contributions are summed in float64

@@ -56,9 +56,8 @@ class StepBlock:
     points: Points
     segment: Segment  # segment from θ₀ to θ₁
     block: slice  # the block, as a slice of all points
-    first_point: int = (
-        0  # index of the first point that has path kernels or contributions
-    )
+    # index of the first point that has path kernels or contributions
+    first_point: int = 0
     tapes: dict[float, Tape] = field(default_factory=dict)
 
     @property

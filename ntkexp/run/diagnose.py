@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -65,7 +65,7 @@ class RunDiagnostics:
         view: NetworkView,
         step: int,
         time: float,
-        next_step: Step | None,
+        next_step: Callable[[], Step] | None,
     ) -> Measurements:
         diagnostics = self.setting.experiment.diagnostics
         numbers: Row = {}
@@ -89,7 +89,7 @@ class RunDiagnostics:
         view: NetworkView,
         step: int,
         time: float,
-        next_step: Step | None,
+        next_step: Callable[[], Step] | None,
     ) -> TrainingState:
         setting = self.setting
         points = setting.points
@@ -108,7 +108,7 @@ class RunDiagnostics:
         step_size = None
         step_parts = None
         if next_step is not None:
-            step_size = next_step.step_size
+            step_size = setting.descent.step_size_at(step)
             step_parts = partial(parts_of_step, next_step, setting.descent.optimizer)
         return TrainingState(
             step=step,
@@ -170,9 +170,12 @@ def measure_at_start(setting: Setting) -> Measurements:
     arrays of the run."""
     if not setting.experiment.diagnostics:
         return Measurements({}, {})
-    step = setting.descent.step(0, setting.problem.weights, {})
-    measurements = RunDiagnostics(setting)
-    return measurements.measure(setting.start.kernel, step.view, 0, 0.0, step)
+    weights = setting.problem.weights
+    view = NetworkView(setting.points, weights)
+    first_step = partial(setting.descent.step, 0, weights, {})
+    return RunDiagnostics(setting).measure(
+        setting.start.kernel, view, 0, 0.0, first_step
+    )
 
 
 def kernel_of_parameters(
@@ -186,9 +189,12 @@ def kernel_of_parameters(
     )
 
 
-def parts_of_step(step: Step, optimizer: AbstractOptimizer) -> StepParts:
+def parts_of_step(
+    next_step: Callable[[], Step], optimizer: AbstractOptimizer
+) -> StepParts:
     """Divide the change of the weights in a step into the part of earlier gradients and
     the part of the present gradient."""
+    step = next_step()
     view = step.view
     gradient = total_gradient(view.loss_gradients(step.output_gradient), view.weights)
     linear_steps = optimizer.linear_steps(step.index, step.sizes, step.memory)

@@ -157,7 +157,10 @@ def take_snapshot(
         elif state.step:
             latest = state.step_sizes[-1]
         row |= observer.kernels.row(kernel, view, state.step, latest)
-    measured = state.diagnostics.measure(kernel, view, state.step, state.time, step)
+    next_step = None if step is None else lambda: step
+    measured = state.diagnostics.measure(
+        kernel, view, state.step, state.time, next_step
+    )
     listener.on_record(state.step, view)
     listener.on_diagnostics(state.step, measured)
     return row | measured.numbers

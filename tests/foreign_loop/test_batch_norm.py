@@ -300,6 +300,12 @@ def test_products_with_gradients_of_terms_are_those_of_backward_passes(
     found = kernel_between(adjoint, (each.of(names).scaled(factors) for each in products), rows[:, :, 0])
     assert apart(found, expected) < ROUNDING
 
+    # factors of elements, as in a loop that clips gradients by value
+    credit = {"0.weight": torch.rand_like(products.weights["0.weight"])}
+    expected_part = kernel_between(adjoint, (each.of(names) for each in terms), rows[:, :, 0], credit)
+    found = kernel_between(adjoint, (each.of(names) for each in products), rows[:, :, 0], credit)
+    assert apart(found, expected_part) < ROUNDING
+
     # a Jacobian on the left, as under Nesterov's momentum
     jacobian = Jacobian(tuple(Rows(part, name) for name, part in adjoint.parts.items()), 3, 1)
     found = kernel_between(jacobian, (each.of(names).scaled(factors) for each in products), rows[:, :, 0])

@@ -52,12 +52,10 @@ class DirectionalGradients:
         adjoint = left if isinstance(left, Adjoint) else self.multiplied_out(left)
         rows = next(iter(adjoint.parts.values()))
         directions: Weights = {}
-        for name, part in adjoint.parts.items():
+        for name in adjoint.parts:
             if name not in self.weights:
                 continue
-            direction = part.flatten(0, 1)
-            if factors is not None and name in factors:
-                direction = direction * factors[name].reshape(-1)
+            direction = adjoint.scaled_part(name, factors or {}).flatten(0, 1)
             if self.factors is not None:
                 direction = self.factors[name] * direction
             directions[name] = direction.view(-1, *self.weights[name].shape)
