@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import get_world_size
 from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves
 
 from ntkexp.capacity import MemoryBudget
@@ -280,12 +281,14 @@ def called_model(model: nn.Module) -> nn.Module:
 ONE_NUMBER = (
     "the model returns one number for all examples of a call, such as their loss; "
     "follow a module that returns a row for each example, or name an output that has "
-    "such rows, for example output='logits'"
+    "such rows, for example output='logits'. If it returns x.squeeze(), return "
+    "x.squeeze(-1), which keeps the axis of a single example"
 )
 NEVER_CALLED = (
     "model(x) was never called with gradients enabled, or the loop called only a copy "
-    "of the model (first-order MAML?); follow the module that the loop calls. For a "
-    f"loss through torch.func (grad, vmap, jvp), {ASK_LOSSES}"
+    "of the model (first-order MAML?); follow the module that the loop calls: the "
+    "result of torch.compile if the loop calls that, and model(x) in place of "
+    f"model.forward(x). For a loss through torch.func (grad, vmap, jvp), {ASK_LOSSES}"
 )
 
 
@@ -365,6 +368,18 @@ def refuse_other_objects(model: object, optimizers: Sequence[object]) -> None:
             "there is no optimizer to follow; give the loop's optimizer, or a list "
             "of its optimizers"
         )
+    if isinstance(model, torch.jit.ScriptModule):
+        raise Mistake(
+            f"the model is a {type(model).__name__} of torch.jit, whose calls cannot be "
+            "repeated at other weights; train and follow the module from which it was "
+            "made"
+        )
+    for name, weight in model.named_parameters():
+        if is_lazy(weight):
+            raise Mistake(
+                f"'{name}' has no shape yet, because its layer is lazy; call the model "
+                "on a batch before following begins"
+            )
     for optimizer in optimizers:
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise Mistake(
@@ -417,6 +432,8 @@ def checked_queries(queries: Inputs, module: nn.Module, output: Output) -> Input
         ValueError,
     ) as error:
         advice = advice_for_lists(inputs)
+        if isinstance(inputs, dict) and "unexpected keyword argument" in str(error):
+            advice = "; if the model takes one dict as its input, give queries=({…},)"
         with beginning_at(generator_states(module)), left_alone(module):
             if not advice and batch_axis_missing(function, weights, inputs):
                 advice = f"; {BATCH_AXIS}"
@@ -426,6 +443,12 @@ def checked_queries(queries: Inputs, module: nn.Module, output: Output) -> Input
         ) from error
     if not outputs.dim():
         raise Mistake(ONE_NUMBER)
+    if len(outputs) != 1:
+        raise Mistake(
+            f"queries=: the model returns {len(outputs)} rows for one query; let it "
+            "return one row for each, with positions and views on axes of their own, "
+            f"and with the examples before the time{advice_for_lists(inputs)}"
+        )
     return inputs
 
 

@@ -297,8 +297,9 @@ class LoopBackward:
             gradient = consumed
         tolerance = called.cast_eps(step.calls, exact=step.exact)
         noise = partial(called.noise, step.calls, begun)
+        facts = facts_of(step.calls, partial(called.outputs_missed, step.calls, begun))
         proved = gradient_factors(
-            gradient, consumed, step.index, facts_of(step.calls), tolerance, noise
+            gradient, consumed, step.index, facts, tolerance, noise
         )
         for call, replay in zip(step.calls, replayed, strict=True):
             if call.signed is not None and (missed := replay.other(call.signed)):

@@ -7,6 +7,7 @@ weights, inputs and circumstances returns the same bits."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
@@ -433,32 +434,64 @@ class ModelCall:
         return call
 
 
-def call_inputs(args: tuple[object, ...], kwargs: dict[str, object]) -> Inputs:
-    """Return the inputs of a call. Convert scalar tensors to Python numbers, which all
-    examples share.
+def call_inputs(
+    module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]
+) -> Inputs:
+    """Return the inputs of a call. If some are given by position and some by name, name
+    all of them. Convert scalar tensors to Python numbers, which all examples share.
 
-    >>> call_inputs((), {"x": torch.ones(2), "items": torch.tensor(3)})
+    >>> call_inputs(nn.Identity(), (), {"x": torch.ones(2), "items": torch.tensor(3)})
     {'x': tensor([1., 1.]), 'items': 3}
+    >>> call_inputs(nn.ReLU(), (torch.ones(2),), {"other": None})
+    Traceback (most recent call last):
+    ntkexp.mistake.Mistake: the model is called with inputs by position and by name at once, which do not match its \
+forward (got an unexpected keyword argument 'other'); use only one kind
     """
-    if args and kwargs:
-        raise Mistake(
-            "the model is called with inputs by position and by name at once; use "
-            "only one kind"
-        )
     inputs: object = kwargs or args
-    if len(args) == 1:
+    if args and kwargs:
+        inputs = named_arguments(module, args, kwargs)
+    elif len(args) == 1 and isinstance(args[0], Tensor):
         inputs = args[0]
-    if not isinstance(inputs, Tensor | tuple | dict):
-        raise Mistake(
-            f"the model is called with a {type(inputs).__name__}; call it only with "
-            "tensors, by position or by name"
-        )
 
     def as_number(leaf: object) -> object:
         return leaf.item() if isinstance(leaf, Tensor) and not leaf.dim() else leaf
 
     result: Inputs = tree_map(as_number, inputs)
     return result
+
+
+def named_arguments(
+    module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]
+) -> dict[str, object]:
+    """Return all arguments of a call by the names in the signature of `forward`.
+
+    >>> named_arguments(nn.Bilinear(1, 1, 1), (3,), {"input2": 4})
+    {'input1': 3, 'input2': 4}
+    """
+    signature = inspect.signature(module.forward)
+    try:
+        bound = signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise Mistake(
+            "the model is called with inputs by position and by name at once, which do "
+            f"not match its forward ({error}); use only one kind"
+        ) from error
+    named = dict[str, object]()
+    for name, value in bound.arguments.items():
+        kind = signature.parameters[name].kind
+        if kind is inspect.Parameter.VAR_KEYWORD:
+            named |= value
+        elif kind in (
+            inspect.Parameter.VAR_POSITIONAL,
+            inspect.Parameter.POSITIONAL_ONLY,
+        ):
+            raise Mistake(
+                "the model is called with inputs by position and by name at once, and "
+                f"its forward takes '{name}' only by position; use only one kind"
+            )
+        else:
+            named[name] = value
+    return named
 
 
 def weights_of_calls(
@@ -488,7 +521,9 @@ def weights_of_calls(
     return weights
 
 
-def facts_of(calls: Sequence[ModelCall]) -> StepFacts:
+def facts_of(
+    calls: Sequence[ModelCall], outputs_missed: Callable[[], float]
+) -> StepFacts:
     """Return facts about the calls of a step, for the
     error message if proof (a) fails."""
     return StepFacts(
@@ -500,4 +535,5 @@ def facts_of(calls: Sequence[ModelCall]) -> StepFacts:
         other_outputs=tuple(
             sorted({name for call in calls for name in call.other_outputs})
         ),
+        outputs_missed=outputs_missed,
     )

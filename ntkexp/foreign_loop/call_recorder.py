@@ -1,7 +1,7 @@
 """The hooks at the calls of a followed model. They record the inputs of each call and
 its circumstances (see `call`).
 
-    begin     the states of random number generators, and the forbidden kernels
+    begin     the arguments, the states of random number generators, and the forbidden kernels
     layer     autocast, entered by the loop or by the model
     end       a copy of the inputs, the modes of the layers, the index of the step, a fingerprint
               (random projection) of the outputs, and the weights if the loop has moved them since
@@ -70,6 +70,17 @@ class LatestCall:
     is_at_first_layer: bool = True
 
 
+@dataclass(frozen=True)
+class RunningCall:
+    """A call that has begun and not ended. The arguments are those of the loop, before
+    other forward pre-hooks change them. A replay runs these hooks again."""
+
+    module: nn.Module
+    args: tuple[object, ...]
+    kwargs: dict[str, object]
+    count: int  # number of recorded calls at the start of this call
+
+
 @dataclass
 class CallRecorder:
     """A recorder of the calls of a running loop. It adds each call to `pending`."""
@@ -80,19 +91,21 @@ class CallRecorder:
     ids: Ids
     log: StepLog | None
     count: int = 0  # number of recorded calls
-    # for each call that is running, `count` at the start of the call. There are several
-    # if calls contain calls.
-    under_way: list[int] = field(default_factory=list)
+    # the calls that are running. There are several if calls contain calls.
+    under_way: list[RunningCall] = field(default_factory=list)
     latest_call: LatestCall = field(default_factory=LatestCall)
     # True inside `losses`, where calls of the model are not recorded
     in_losses: bool = False
 
-    def on_begin(self, *_: object) -> None:
+    def on_begin(
+        self, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> None:
         """Record the circumstances of a call, before its first layer runs."""
         if self.in_losses or is_transformed():
             return
-        self.under_way.append(self.count)
-        if not self.loop.store.takes_next:
+        calls_itself = self.is_running(module)
+        self.under_way.append(RunningCall(module, args, kwargs, self.count))
+        if calls_itself or not self.loop.store.takes_next:
             return
         self.loop.statistics.begin_call(
             self.loop.store.count, with_gradients=torch.is_grad_enabled()
@@ -101,6 +114,11 @@ class CallRecorder:
             self.latest_call = LatestCall(
                 generator_states(self.loop.inner), forbidden_kernels()
             )
+
+    def is_running(self, module: nn.Module) -> bool:
+        """Return True if a call of the module is under way. A call that begins now is
+        then a part of that call, which is recorded as a whole."""
+        return any(call.module is module for call in self.under_way)
 
     def on_layer(self, layer: nn.Module, *_: object) -> None:
         """Record the autocast context of a call. Autocast may
@@ -118,25 +136,27 @@ class CallRecorder:
 
     def on_end(
         self,
-        _: nn.Module,
-        args: tuple[object, ...],
-        kwargs: dict[str, object],
+        module: nn.Module,
+        _args: tuple[object, ...],
+        _kwargs: dict[str, object],
         answer: object,
     ) -> object:
-        """Record a call if gradients are enabled.
+        """Record a call if gradients are enabled. `answer` is None if `forward` raised an
+        error.
 
         If the model returns several tensors, return the answer with aliases of these
         tensors, which the loop then receives. Otherwise return None, so that the loop
         receives the model's own answer."""
         if self.in_losses or is_transformed():
             return None
+        running = self.under_way.pop()
+        if self.is_running(module) or not self.loop.store.takes_next:
+            return None
         # a call that contains a recorded call, such as the call of a library's wrapper
         # around the model, is not recorded again
-        contains_calls = self.under_way.pop() < self.count
-        if not self.loop.store.takes_next:
-            return None
+        contains_calls = running.count < self.count
         statistics = self.loop.statistics.end_call()
-        if contains_calls or not torch.is_grad_enabled():
+        if answer is None or contains_calls or not torch.is_grad_enabled():
             return None
         output = choose_output(answer, self.output)
         tensors = differentiable_outputs(answer, output)
@@ -145,7 +165,7 @@ class CallRecorder:
         weights = self.loop.moved_weights(closely=self.pending.have_gradients)
         layers = named_layers(self.loop.inner)
         self.loop.refuse_changes(layers, moves_statistics=statistics is not None)
-        inputs = self.copied_inputs(output, args, kwargs)
+        inputs = self.copied_inputs(output, running)
 
         call = ModelCall(
             at=self.loop.store.count,
@@ -273,12 +293,11 @@ class CallRecorder:
             )
         return aliases
 
-    def copied_inputs(
-        self, output: Tensor, args: tuple[object, ...], kwargs: dict[str, object]
-    ) -> Inputs:
+    def copied_inputs(self, output: Tensor, running: RunningCall) -> Inputs:
         """Copy the inputs of a call. Raise if the output of the call does not have one
         row for each example."""
         step = self.loop.store.count
+        args, kwargs = running.args, running.kwargs
         if not output.dim():
             raise Mistake(f"step {step}: {ONE_NUMBER}")
         inputs: Inputs
@@ -288,7 +307,9 @@ class CallRecorder:
             inputs = first.detach().clone()
             rows = len(first)
         else:
-            inputs = map_tensors(torch.clone, as_inputs(call_inputs(args, kwargs)))
+            inputs = map_tensors(
+                torch.clone, as_inputs(call_inputs(self.loop.inner, args, kwargs))
+            )
             rows = examples(inputs)
         if len(output) != rows:
             raise Mistake(

@@ -80,6 +80,11 @@ ASK_DRAWS = (
     "(choose attn_implementation='eager', or SDPBackend.MATH in the loop), a compiled "
     "model, or seeding inside the model? If not, " + ASK_ADDED
 )
+ASK_OTHER_OUTPUTS = (
+    "does the model draw random numbers from numpy or Python, keep a state between "
+    "calls, or write to its inputs? Use random numbers of torch, and make a state an "
+    "input of the model"
+)
 
 
 # --- The factors between two gradients.
@@ -96,6 +101,11 @@ class StepFacts:
     losses: bool  # True if `trace.losses` was called
     other_outputs: tuple[str, ...]  # outputs without a row for each example
     passes: int  # largest number of backward passes through one call
+    # returns the largest relative distance between the outputs of a call and of its
+    # replay, or 0 if rounding may explain it
+    outputs_missed: Callable[[], float] = lambda: 0.0
+    # True if parameters had a gradient before following began
+    began_with_gradient: bool = False
 
 
 @dataclass(frozen=True)
@@ -177,6 +187,16 @@ def unexplained(fit: FactorFit, step: int, facts: StepFacts) -> Mistake:
         reason = (
             f"does the loss use {others}, which has no row for each example? Let the "
             "model return the tensors from which the loss is computed"
+        )
+    if facts.began_with_gradient:
+        reason = (
+            "parameters had a gradient before following began, which belongs to no "
+            "recorded example; call optimizer.zero_grad() before"
+        )
+    elif not facts.drew and (missed := facts.outputs_missed()):
+        reason = (
+            "a replay of a call returned other outputs than the loop (relative "
+            f"difference {missed:.2g}); {ASK_OTHER_OUTPUTS}"
         )
     return Mistake(
         f"step {step}: the optimizer's gradient is not the gradient of the {facts.rows} "

@@ -110,18 +110,29 @@ class Replayed:
         The bound on rounding errors is relative to the norm of the outputs. If terms of
         the outputs cancel, rounding errors can be larger. The bound is then a multiple
         of the change that noise in weights and inputs causes."""
+        gap, size = self.gap_and_size(signed)
+        eps = torch.finfo(self.outputs.dtype).eps
+        tolerance = max(OUTPUT_TOLERANCE * eps, CAST_TOLERANCE * self.cast_eps)
+        if gap <= tolerance * size or gap <= self.noise(eps):
+            return 0.0
+        return gap / size if size else gap
+
+    def distance(self, signed: Float[Tensor, "example row"]) -> float:
+        """Return the relative distance between the fingerprint of these outputs and
+        `signed`."""
+        gap, size = self.gap_and_size(signed)
+        return gap / size if size else gap
+
+    def gap_and_size(self, signed: Float[Tensor, "example row"]) -> tuple[float, float]:
+        """Return the distance between the fingerprint of these outputs and `signed`,
+        and the norm of these outputs."""
         norms = [self.outputs.norm()]
         ours = self.fingerprint_like(signed)
         if ours is not None:
             norms.append((ours - signed.to(ours)).norm())
         size, *gaps = read_numbers(norms)
         gap = gaps[0] if gaps and isfinite(gaps[0]) else inf
-
-        eps = torch.finfo(self.outputs.dtype).eps
-        tolerance = max(OUTPUT_TOLERANCE * eps, CAST_TOLERANCE * self.cast_eps)
-        if gap <= tolerance * size or gap <= self.noise(eps):
-            return 0.0
-        return gap / size if size else gap
+        return gap, size
 
     def fingerprint_like(
         self, signed: Float[Tensor, "example row"]

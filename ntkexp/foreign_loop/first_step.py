@@ -7,7 +7,7 @@ case the proof runs later, in the attribution."""
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
 
@@ -31,6 +31,7 @@ class FirstStepProof:
 
     called: CalledModule
     queries: Inputs
+    began_with_gradient: bool = False  # see `StepFacts`
 
     def prove(self, step: FollowedStep, others: Collection[str] = ()) -> None:
         """Recompute the gradient of the first step from the recorded model calls. Raise
@@ -50,9 +51,12 @@ class FirstStepProof:
             consumed = {name: step.gradient[name] for name in step.with_grad}
             cast_eps = self.called.cast_eps(step.calls)
             noise = partial(self.called.noise, step.calls, begun)
-            gradient_factors(
-                of_calls, consumed, step.index, facts_of(step.calls), cast_eps, noise
+            outputs_missed = partial(self.called.outputs_missed, step.calls, begun)
+            facts = replace(
+                facts_of(step.calls, outputs_missed),
+                began_with_gradient=self.began_with_gradient,
             )
+            gradient_factors(of_calls, consumed, step.index, facts, cast_eps, noise)
         self.called.twins.clear()
 
     def refuse_other_axes(self, call: ModelCall) -> None:

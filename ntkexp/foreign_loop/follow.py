@@ -237,7 +237,11 @@ def watched(setup: FollowSetup, store: AbstractStore) -> Iterator[Trace]:
         weighing = replace(altered.weighing, loss=options.loss or altered.weighing.loss)
     else:
         if setup.processes.world == 1:
-            first = FirstStepProof(called, setup.queries)
+            began_with_gradient = any(
+                weight.grad is not None and bool(weight.grad.any())
+                for weight in loop.inner.parameters()
+            )
+            first = FirstStepProof(called, setup.queries, began_with_gradient)
         if options.log is not None:
             log = StepLog(options.log, loop.optimizers, options.loss)
     running = RunningLoop(loop, store)

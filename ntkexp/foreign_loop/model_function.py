@@ -39,7 +39,7 @@ from ntkexp.foreign_loop.call import (
     without_kernels,
 )
 from ntkexp.foreign_loop.example_losses import LossFunction, fresh, losses_function
-from ntkexp.foreign_loop.fingerprints import NOISE_REPEATS, fingerprint
+from ntkexp.foreign_loop.fingerprints import NOISE_REPEATS, Replayed, fingerprint
 from ntkexp.foreign_loop.measure import MeasuredQueries
 from ntkexp.kernel import Reader, Tape, plain_kernels
 from ntkexp.kernel.record.casts import is_short, without_casts
@@ -60,6 +60,8 @@ from ntkexp.stream import stream
 LOG = logging.getLogger("ntkexp.follow")
 
 QUERIES_PER_CALL = 256
+# relative distance of outputs that rounding does not explain, for an error message
+OTHER_OUTPUTS = 1e-3
 # this number of queries suffices to check if a module mixes its examples
 QUERIES_TO_CHECK = 2
 
@@ -300,6 +302,25 @@ class CalledModule:
             parameter.grad = None
         return gradients
 
+    def outputs_missed(
+        self, calls: Sequence[ModelCall], begun: Sequence[Weights]
+    ) -> float:
+        """Replay calls several times, and return the largest relative distance between
+        their outputs and the outputs in the loop. Return 0 if rounding may explain
+        it."""
+        missed = 0.0
+        for _ in range(NOISE_REPEATS):
+            outputs = list[Tensor]()
+            self.gradient(calls, begun, outputs.append)
+            for call, weights, output in zip(calls, begun, outputs, strict=True):
+                if call.signed is not None:
+                    joined = tuple(call.joined.values())
+                    replayed = Replayed(
+                        self.function, weights, call.inputs, output, joined=joined
+                    )
+                    missed = max(missed, replayed.distance(call.signed))
+        return missed if missed > OTHER_OUTPUTS else 0.0
+
     def pull_back(
         self,
         calls: Sequence[ModelCall],
@@ -372,11 +393,17 @@ class CalledModule:
         here = self.gradient(calls, begun)
         for _ in range(NOISE_REPEATS):
             repeat = self.gradient(calls, begun)
+            # random numbers outside torch may switch off a layer, which then has no
+            # gradient
+            if repeat.keys() != here.keys():
+                return {}
             if any(not torch.equal(repeat[name], part) for name, part in here.items()):
                 return {}
         there = self.gradient(
             noisy_calls, [noisy_weights[id(weights)] for weights in begun]
         )
+        if there.keys() != here.keys():
+            return {}
         return {name: there[name] - part for name, part in here.items()}
 
     # --- Copies in other modes

@@ -100,9 +100,16 @@ that does, too
             if known is None or not torch.equal(
                 tensor.detach(), named_tensors(self.copy)[name]
             ):
+                advice = "follow the optimizer that does, too"
+                if not isinstance(tensor, nn.Parameter):
+                    advice = (
+                        "it is a buffer: put its layer in eval(), as for spectral "
+                        "norm, or make it an input of the model. If outputs do not "
+                        "depend on it, hold it outside of the model"
+                    )
                 raise Mistake(
                     f"step {step}: '{name}' was changed, and no followed optimizer "
-                    "updates it; follow the optimizer that does, too"
+                    f"updates it; {advice}"
                 )
             self.checked[name] = (tensor, tensor._version)
 

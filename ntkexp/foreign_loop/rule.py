@@ -622,7 +622,8 @@ def astray(where: str, missed: float) -> str:
     return (
         f"{where} does not follow its optimizer's rule (relative difference at least "
         f"{missed:.2g}); did something change its gradient, the optimizer's state or the "
-        "weight during the step?"
+        "weight during the step? If the loop resets or loads this state, end follow "
+        "before, and begin again with a new optimizer"
     )
 
 

@@ -89,8 +89,12 @@ class Watch:
         model = called_model(self.loop.model)
         begin = FollowHook(model, self.calls.on_begin)
         end = FollowHook(model, self.calls.on_end)
-        self.hooks.append(model.register_forward_pre_hook(begin))
-        self.hooks.append(model.register_forward_hook(end, with_kwargs=True))
+        self.hooks.append(
+            model.register_forward_pre_hook(begin, prepend=True, with_kwargs=True)
+        )
+        self.hooks.append(
+            model.register_forward_hook(end, with_kwargs=True, always_call=True)
+        )
         # libraries may enter autocast between a model and its layers, so hook the
         # layers too
         for layer in self.loop.model.modules():

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
@@ -85,6 +85,83 @@ class FlatLines(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.tanh(super().forward(x.flatten(1)))
+
+
+# --- A call may have any form. Its contributions are those of a plain call.
+
+
+class AnyCall(nn.Sequential):
+    """Takes inputs by position, by name, both, or in a dict."""
+
+    def forward(self, x: Any, offset: Any = None, scale: float = 1.0, times: int = 1) -> Tensor:
+        if isinstance(x, dict):
+            x, offset = x["features"], x["shift"]
+        if times > 1:
+            outputs: Tensor = self(self(x, offset, scale, times=times - 1), offset)
+            return outputs
+        if x.isnan().any():
+            raise ValueError("a batch is broken")
+        x = scale * (x if offset is None else x + offset)
+        for layer in self:
+            x = layer(x)
+        return torch.as_tensor(x)
+
+
+Call: TypeAlias = Callable[[nn.Module, Tensor, Tensor], Tensor]
+
+
+def after_a_failure(net: nn.Module, x: Tensor, offset: Tensor) -> Tensor:
+    with pytest.raises(ValueError, match="broken"):
+        net(x * float("nan"), offset)
+    outputs: Tensor = net(x, offset)
+    return outputs
+
+
+def halved_by_a_hook(net: nn.Module, x: Tensor, offset: Tensor) -> Tensor:
+    outputs: Tensor = net(2 * x, 2 * offset)
+    return outputs
+
+
+CALLS: dict[str, tuple[Call, Call]] = {
+    "by position and by name": (
+        lambda net, x, offset: net(x, offset=offset, scale=0.5),
+        lambda net, x, offset: net(x, offset, 0.5),
+    ),
+    "a dict": (lambda net, x, offset: net({"features": x, "shift": offset}), lambda net, x, offset: net(x, offset)),
+    "itself twice": (
+        lambda net, x, offset: net(x, offset, times=2),
+        lambda net, x, offset: net(net(x, offset), offset),
+    ),
+    "after a failure": (after_a_failure, lambda net, x, offset: net(x, offset)),
+    "inputs that a hook changes": (halved_by_a_hook, lambda net, x, offset: net(x, offset)),
+}
+"""A call, and the plain calls that compute the same."""
+
+
+@pytest.mark.parametrize("on_disk", [False, True], ids=["in memory", "on disk"])
+@pytest.mark.parametrize("case", CALLS)
+def test_a_call_may_have_any_form(case: str, on_disk: bool, tmp_path: Path) -> None:
+    x, offset, queries = torch.randn(3, 6, 4, dtype=torch.float64)
+
+    def contributions(call: Call, queries: Tensor, *, hooked: bool = False) -> Any:
+        torch.manual_seed(0)
+        net = AnyCall(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)).double()
+        if hooked:
+            net.register_forward_pre_hook(lambda _, args: tuple(each / 2 for each in args))
+        trace = fitted(
+            net,
+            torch.optim.Adam(net.parameters(), 0.01),
+            lambda _: call(net, x, offset).square().mean(),
+            queries=queries,
+            ids=lambda call: range(6),
+            to=tmp_path / str(len(list(tmp_path.iterdir()))) if on_disk else None,
+        )
+        return trace.attribute(quiet=True)["contribution"]
+
+    call, plain_call = CALLS[case]
+    hooked = call is halved_by_a_hook
+    found = contributions(call, (1 + hooked) * queries, hooked=hooked)
+    assert loops.apart(found, contributions(plain_call, queries)) <= EXACT
 
 
 @pytest.mark.parametrize(

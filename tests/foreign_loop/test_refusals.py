@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
@@ -57,8 +58,8 @@ def two_outputs(named: bool, output: object, *used: str) -> Trace:
     return fitted(net, torch.optim.SGD(net.parameters(), 0.1), loss, queries=X[:2], output=output)
 
 
-def asked(queries: Tensor) -> None:
-    net = network()
+def asked(queries: Any, net: nn.Module | None = None) -> None:
+    net = network() if net is None else net
     with ntkexp.follow(net, torch.optim.SGD(net.parameters(), 0.1), queries=queries):
         pass
 
@@ -174,6 +175,23 @@ def given_one_more(given: Loop, batch: Tensor) -> None:
     plain(given, batch)
 
 
+def resetting(given: Loop, batch: Tensor) -> None:
+    if given.done == 4:
+        given.optimizers[0].state.clear()
+    plain(given, batch)
+
+
+def with_gradients_from_before() -> Trace:
+    given = loop(sgd)
+    given.back(torch.arange(3))
+
+    def body(given: Loop, batch: Tensor) -> None:
+        given.back(batch)
+        given.step()
+
+    return followed(given, body)
+
+
 def moved_by_hand(given: Loop, batch: Tensor) -> None:
     plain(given, batch)
     with torch.no_grad():
@@ -212,6 +230,66 @@ class MeanOfSquares(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x).square().mean()
+
+
+class Squeeze(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.squeeze()
+
+
+def scripted(net: nn.Module) -> nn.Module:
+    with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
+        result: nn.Module = torch.jit.script(net)
+    return result
+
+
+class Flattened(nn.Linear):
+    """A row of outputs for each position."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).flatten(0, 1)
+
+
+class Lengths(nn.Linear):
+    def forward(self, x: Tensor, lengths: list[int] | None = None) -> Tensor:
+        return super().forward(x) * torch.tensor(lengths)[:, None]
+
+
+class Dicts(nn.Linear):
+    def forward(self, batch: Any) -> Tensor:
+        return super().forward(batch["x"])
+
+
+class Counted(nn.Linear):
+    """Counts its calls in a buffer."""
+
+    calls: Tensor
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.calls += 1
+        return super().forward(x)
+
+
+class ByTurns(nn.Linear):
+    """In training, every second call omits a layer, as by chance."""
+
+    turn = iter(range(1000))  # copies of the model share it
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs)
+        self.more = nn.Linear(inputs, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = super().forward(x)
+        if self.training and next(self.turn) % 2:
+            return outputs
+        more: Tensor = self.more(x)
+        return outputs + more
 
 
 class Entropy(nn.Linear):
@@ -339,6 +417,22 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
         lambda: followed(with_a_buffer(), assigning_a_buffer),
         r"step 1: '4\.bias' was changed, and no followed optimizer updates it",
     ),
+    "a counter in a buffer": (
+        lambda: one_step(Counted(2, 1), torch.ones(4, 2), torch.zeros(1, 2)),
+        "step 0: 'calls' was changed, .* it is a buffer: .* hold it outside of the model",
+    ),
+    "gradients from before": (
+        with_gradients_from_before,
+        r"step 0: .* parameters had a gradient before following .* call optimizer\.zero_grad\(\) before",
+    ),
+    "a state that is reset": (
+        lambda: followed(loop(momentum), resetting),
+        r"step 4: '0\.weight' does not follow .* resets or loads this state, end follow before",
+    ),
+    "chance outside torch": (
+        lambda: one_step(ByTurns(2, 1), torch.ones(4, 2), torch.zeros(1, 2)),
+        "step 0: .* a replay of a call returned other outputs .* random numbers from numpy or Python",
+    ),
     "an exchanged weight": (doing(exchanging_weights), r"step 4: '4\.weight' is no longer the tensor"),
     "an added parameter": (
         lambda: followed(loop(all_but_one), given_one_more),
@@ -356,6 +450,30 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "one number": (
         lambda: one_step(MeanOfSquares(2, 1), torch.ones(4, 2), torch.zeros(1, 2)),
         "the model returns one number for all examples",
+    ),
+    "no axis for one example": (
+        lambda: one_step(nn.Sequential(nn.Linear(2, 1), Squeeze()), torch.ones(4, 2), torch.zeros(3, 2)),
+        r"If it returns x\.squeeze\(\), return x\.squeeze\(-1\)",
+    ),
+    "rows of positions": (
+        lambda: one_step(Flattened(1, 2), torch.ones(4, 3, 1), torch.ones(2, 3, 1)),
+        "queries=: the model returns 3 rows for one query; .* positions and views on axes of their own",
+    ),
+    "a list of lengths": (
+        lambda: asked((X[:2], [1, 2]), Lengths(3, 1).double()),
+        "queries=: the model returns 2 rows for one query; .* give a tensor in place of a list",
+    ),
+    "a dict of keywords": (
+        lambda: asked({"x": X[:2]}, Dicts(3, 1).double()),
+        r"queries=: .* if the model takes one dict as its input, give queries=\(\{…\},\)",
+    ),
+    "a scripted model": (
+        lambda: asked(X[:2], scripted(network())),
+        "the model is a RecursiveScriptModule of torch.jit, .* follow the module from which it was made",
+    ),
+    "a lazy layer": (
+        lambda: asked(X[:2], nn.LazyLinear(2)),
+        "'weight' has no shape yet, because its layer is lazy; call the model on a batch",
     ),
     "no secant rule": (
         lambda: one_step(Entropy(3, 4), torch.ones(2, 3), torch.ones(1, 3)),

@@ -14,7 +14,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from math import nan, sqrt
 from typing import Any, TypeAlias
 
@@ -215,7 +215,9 @@ class ReplayedLoop:
             rounding = bound_of(recorded, cast_eps)
             clipped = self.clipped_by_value(gradient, recorded, stored, fit, rounding)
             if clipped is None:
-                raise unexplained(fit, event["step"], facts_of(calls))
+                outputs_missed = partial(self.called.outputs_missed, calls, begun)
+                facts = facts_of(calls, outputs_missed)
+                raise unexplained(fit, event["step"], facts)
             gradient |= clipped
             signature |= self.signatures.of(clipped)
             factors |= dict.fromkeys(clipped, 1.0)

@@ -43,7 +43,9 @@ from ntkexp.text import short
 
 COUPLED = (
     "the module couples the examples of a batch, so it has no tangent kernel; look for batch "
-    "statistics, or for operations along the first axis"
+    "statistics, or for operations along the first axis, and move them out of the "
+    "module (a loss may couple examples). If the first axis is the time, exchange it "
+    "with the axis of the examples (batch_first=True)"
 )
 
 RANDOM_ROWS = (
@@ -56,7 +58,8 @@ UNSEEN = "so coupling between the examples of a batch cannot be seen; use smalle
 
 CHANGING = (
     "the module returns other outputs when it runs again on the same inputs, so it has "
-    "no tangent kernel; look for random numbers from outside torch, or for a counter"
+    "no tangent kernel; look for random numbers from outside torch, for a counter, or "
+    "for a state that it keeps between calls"
 )
 
 SUM_OPERATIONS = frozenset(
@@ -180,7 +183,8 @@ class Trial:
                 f"the module returns {among.shape[1]} numbers for an example in the "
                 f"whole batch, but {outputs.shape[1]} in a part of it; let it pad "
                 "outputs to the width of its inputs, for example by "
-                "pad_packed_sequence(…, total_length=x.shape[1])"
+                "pad_packed_sequence(…, total_length=x.shape[1]). If its outputs "
+                "compare the examples of a batch, let it return what they compare"
             )
         self.refuse_coupling(
             outputs[list(places)], among, self.tape.given, self.outputs
