@@ -23,6 +23,7 @@ from ntkexp.foreign_loop.batch_norm import BatchNormMode, checked_mode
 from ntkexp.foreign_loop.call import beginning_at, generator_states
 from ntkexp.foreign_loop.clipping import ASK_LOSSES
 from ntkexp.foreign_loop.example_names import Ids
+from ntkexp.foreign_loop.host_reads import read_numbers
 from ntkexp.foreign_loop.measure import (
     Measure,
     MeasuredQueries,
@@ -111,22 +112,56 @@ class ParameterGroups:
         return known[1:]
 
     def named_group(self, group: dict[str, Any]) -> Group:
-        """Return a parameter group with its parameters by name.
-        Raise if a parameter cannot be followed."""
+        """Return a parameter group with those of its tensors that are parameters of the
+        model, by name. Raise if a parameter cannot be followed."""
+        members = dict[str, nn.Parameter]()
         for weight in group["params"]:
             if id(weight) not in self.names:
                 self.refuse_copies(weight)
-                raise Mistake(
-                    f"the optimizer updates a tensor of shape {list(weight.shape)} that "
-                    "is not a parameter of the model; follow the module that contains "
-                    "all tensors of the optimizer"
-                )
-        members = {
-            self.names[id(weight)]: weight for weight in filter(moves, group["params"])
-        }
+            elif moves(weight):
+                members[self.names[id(weight)]] = weight
         for name, weight in members.items():
             refuse_short(name, weight)
         return group, members
+
+    def not_in_model(self) -> list[nn.Parameter]:
+        """Return the tensors of the optimizers that are no parameters of the model,
+        such as a temperature of the loss. Raise if an optimizer has no other tensors.
+
+        >>> net, head = nn.Linear(2, 1), nn.Linear(1, 1, bias=False)
+        >>> sgd = torch.optim.SGD([*net.parameters(), *head.parameters()])
+        >>> [tensor is head.weight for tensor in ParameterGroups(net, [sgd]).not_in_model()]
+        [True]
+        """
+        not_in_model = list[nn.Parameter]()
+        for optimizer in self.optimizers:
+            others = list(self.others(optimizer))
+            if len(others) == sum(
+                len(group["params"]) for group in optimizer.param_groups
+            ):
+                raise Mistake(
+                    f"{type(optimizer).__name__} updates no parameter of the model; "
+                    "give the optimizer of the model that is followed, and build it "
+                    "after the last change of the model's parameters"
+                )
+            not_in_model += others
+        return not_in_model
+
+    def others(self, optimizer: torch.optim.Optimizer) -> Iterator[nn.Parameter]:
+        """Yield the tensors of an optimizer that are no parameters of the model."""
+        for group in optimizer.param_groups:
+            for weight in group["params"]:
+                if id(weight) not in self.names:
+                    yield weight
+
+    def square_outside(self, optimizer: torch.optim.Optimizer) -> float:
+        """Return the squared norm of the gradients of these tensors."""
+        squares = [
+            weight.grad.square().sum()
+            for weight in self.others(optimizer)
+            if weight.grad is not None
+        ]
+        return sum(read_numbers(squares))
 
     def refuse_copies(self, weight: Tensor) -> None:
         """Raise if `weight` is a float32 master copy of a half-precision parameter.

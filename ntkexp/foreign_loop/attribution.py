@@ -319,7 +319,12 @@ class LoopBackward:
             self.multiplied.clipped_values.append(proved.clipped)
         unclipped = proved.before_clipping(consumed)
         factors = self.multiplied.take(
-            step.index, proved.factors, gradient, unclipped, bound
+            step.index,
+            proved.factors,
+            gradient,
+            unclipped,
+            bound,
+            step.square_outside,
         )
         return replace(proved, factors=dict.fromkeys(step.start, 0.0) | factors)
 

@@ -316,6 +316,14 @@ class Multiplied:
     squares: array[float]
     single: bool  # True if all gradients together have at most one nonzero element
     bound: float  # relative rounding error of `factor` and of the norm
+    # squared norm of the gradients of the optimizer's tensors outside the model
+    square_outside: float = 0.0
+
+    @property
+    def with_outside(self) -> Multiplied:
+        """This group and the optimizer's tensors outside the model, as one group."""
+        squares = array("d", [*self.squares, self.square_outside])
+        return replace(self, names=(*self.names, ""), squares=squares)
 
     @property
     def norm(self) -> float:
@@ -390,6 +398,7 @@ class Factors:
         found: Weights,
         consumed: Weights,
         bound: float,
+        square_outside: float = 0.0,
     ) -> dict[str, float]:
         """Return the factor of each parameter in a step.
         Store all factors that are not scales.
@@ -404,6 +413,8 @@ class Factors:
             found: replayed gradient of the recorded examples.
             consumed: gradient that the optimizer used.
             bound: bound on the relative rounding error of a gradient.
+            square_outside: squared norm of the gradients of tensors outside the model,
+                which the loop may have clipped together with these parameters.
         """
         # if all parameters share one factor and it is a scale, there is nothing to
         # store
@@ -452,31 +463,33 @@ class Factors:
                 squares = array(
                     "d", read_numbers([consumed[name].square().sum() for name in group])
                 )
+                names = tuple(group)
                 self.seen.append(
-                    Multiplied(step, tuple(group), factor, squares, single, bound)
+                    Multiplied(
+                        step, names, factor, squares, single, bound, square_outside
+                    )
                 )
         return chosen
 
     def refuse_unexplained(self) -> None:
         """Raise if a factor of a gradient is neither a scale nor caused by clipping."""
         self.refuse_lone_elements()
-        # a norm that several steps share is a clipping norm
-        ordered = sorted(self.seen, key=lambda each: each.norm)
-        norms = [each.norm for each in ordered]
-        clipped = set[Multiplied]()
-        for each, equal_ones in zip(
-            ordered, shared(ordered, norms, lambda each: each.tolerance), strict=True
-        ):
-            others = [other for other in equal_ones if other is not each]
-            if others and all(map(each.may_be_clipped, others)):
-                clipped.add(each)
+        clipped = clipped_groups(self.seen)
+        # the loop may have clipped them together with tensors outside the model
+        together = {
+            each.with_outside: each
+            for each in self.seen
+            if each not in clipped and each.square_outside
+        }
+        clipped |= {together[each] for each in clipped_groups(tuple(together))}
 
         # A factor that several steps share, up to a power of two, is a scale. A group
         # is also explained if it is a union of groups that were clipped to known norms.
         left = [each for each in self.seen if each not in clipped]
         scales = {each.mantissa for each in scales_among(left)}
         known = {
-            frozenset(each.names): each.norm for each in ordered if each in clipped
+            frozenset(each.names): each.norm
+            for each in sorted(clipped, key=lambda each: each.norm)
         }
         unexplained_groups = [
             each
@@ -521,12 +534,29 @@ class Factors:
                 )
 
 
+def clipped_groups(several: Sequence[Multiplied]) -> set[Multiplied]:
+    """Return the groups whose norm is a clipping norm, which several steps share."""
+    ordered = sorted(several, key=lambda each: each.norm)
+    norms = [each.norm for each in ordered]
+    clipped = set[Multiplied]()
+    for each, equal_ones in zip(
+        ordered, shared(ordered, norms, lambda each: each.tolerance), strict=True
+    ):
+        others = [other for other in equal_ones if other is not each]
+        if others and all(map(each.may_be_clipped, others)):
+            clipped.add(each)
+    return clipped
+
+
 def wrong_factor(group: Multiplied) -> Mistake:
     """Return the error for a factor that is neither a scale nor caused by clipping."""
     more = ""
     if len(group.names) > 1:
         more = f" and {counted(len(group.names) - 1, 'parameter')} more"
-    reason = "which is neither a scale nor clipping to the norm of another step"
+    reason = (
+        "which is neither a scale nor clipping to the norm of another step (were "
+        "gradients of another model clipped together with these?)"
+    )
     if group.single:
         reason = (
             "a single number, and no group of parameters that was clipped with it has "

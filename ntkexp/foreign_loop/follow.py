@@ -6,6 +6,7 @@ if a library runs the loop (`FollowSession`).
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -58,6 +59,9 @@ from ntkexp.records.atomic import Json
 from ntkexp.records.folder import RunFolder
 from ntkexp.report.progress import quiet_log
 from ntkexp.shapes import Inputs
+from ntkexp.text import counted
+
+LOG = logging.getLogger("ntkexp.follow")
 
 
 @contextmanager
@@ -178,12 +182,20 @@ def follow(
     # replays and the queries use a copy of the model
     known = [known_optimizer(each, rules) for each in optimizers]
     inner = unwrapped_model(model)
-    updated = {name for name, _ in ParameterGroups(inner, optimizers)}
+    groups = ParameterGroups(inner, optimizers)
+    updated = {name for name, _ in groups}
+    not_in_model = len(groups.not_in_model())
     module = copy_module(inner).eval()
     if by is not None:
         components_of(by, sorted(updated))  # raises if a pattern names no parameter
 
     with quiet_log(quiet), memory_kept(module.parameters()):
+        if not_in_model:
+            LOG.warning(
+                "ntkexp: the optimizer also updates %s outside the model, on which the "
+                "outputs of the model must not depend",
+                counted(not_in_model, "tensor"),
+            )
         loop = FollowedLoop(model, inner, module, optimizers, known, updated)
         inputs, sizes = gathered_queries(queries)
         inputs = checked_queries(inputs, module, options.output)

@@ -216,8 +216,9 @@ class LoopSums:
         for name, values in zip((*PROOFS, CASTS), self.proofs, strict=True):
             if cast or name != CASTS:
                 arrays[name] = (("step",), values)
-        if some_steps:
+        if some_steps or bool(self.carried.any()):
             arrays["carried"] = (outputs, self.carried)
+        if some_steps:
             arrays["other_steps"] = (outputs, self.other_steps)
         if self.halves is not None:
             half_by = self.halves.half_times([1.0] * totals.by_step.shape[2])

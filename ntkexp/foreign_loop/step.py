@@ -49,6 +49,8 @@ class FollowedStep:
     # True if BatchNorm coupled the calls, and `gradient` was replayed with the signatures
     # of the loop's gradient. Proof (a) then need not replay it again.
     repeats_gradient: bool = False
+    # squared norm of the gradients of the optimizers' tensors outside the model
+    square_outside: float = 0.0
 
     def joined(self, other: FollowedStep) -> FollowedStep:
         """Merge this step with the step that another optimizer took
@@ -66,6 +68,7 @@ class FollowedStep:
             rule_error=max(self.rule_error, other.rule_error),
             statistics=statistics,
             repeats_gradient=self.repeats_gradient and other.repeats_gradient,
+            square_outside=self.square_outside + other.square_outside,
         )
 
     @property
@@ -156,6 +159,11 @@ class AbstractSteps(ABC):
     @abstractmethod
     def calls(self) -> Iterator[tuple[ModelCall, ...]]:
         """Yield the recorded model calls of each step, without a replay."""
+
+    @property
+    def began_with_momentum(self) -> bool:
+        """True if optimizers had momentum from before the first followed step."""
+        return False
 
     def uses_setting(self, name: str) -> bool:
         """Return True if a stored step used this setting of a parameter group, and it was

@@ -80,12 +80,18 @@ class StepRecorder:
 
         # if the loop continues a trace, the optimizers have momenta from earlier steps
         for optimizer in loop.optimizers:
-            if not loop.store.count and any(map(has_moved, optimizer.state.values())):
+            has_begun = any(
+                has_moved(optimizer.state.get(weight, {}))
+                for weight in loop.parameters.of(optimizer).values()
+            )
+            if has_begun and not loop.store.count and not loop.store.chooses:
                 raise Mistake(
                     "the optimizer has taken steps already, and its state (momentum, "
                     "moments) contains their gradients, which this trace does not "
                     "know; begin with a new optimizer, or continue the trace that "
-                    "followed these steps, with its to="
+                    "followed these steps, with its to=, or give steps=range(n) for "
+                    "the n steps of the loop: `carried` is then the effect of this "
+                    "state"
                 )
             self.remember(optimizer)
 
@@ -270,6 +276,7 @@ class StepRecorder:
             },
             rule_error=rule_error,
             statistics=self.loop.statistics.end_step(),
+            square_outside=self.loop.parameters.square_outside(optimizer),
         )
 
     def change_mover(

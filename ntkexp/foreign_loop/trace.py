@@ -266,6 +266,11 @@ class Trace:
             raise Mistake(
                 "effects need all steps, but steps= omits some; follow all steps"
             )
+        if self.steps.began_with_momentum:
+            raise Mistake(
+                "effects need an optimizer without momentum from before the followed "
+                "steps; ask only for contributions"
+            )
         self.refuse_empty()
         self.refuse_losses()
         self.refuse_outside()

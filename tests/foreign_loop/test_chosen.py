@@ -61,6 +61,26 @@ def test_a_step_without_momentum_moves_as_among_all_steps() -> None:
     assert "carried" not in followed(loop(sgd), plain, steps=STEPS).attribute(quiet=True)
 
 
+@pytest.mark.parametrize("maker", [loops.adamw, loops.nesterov])
+def test_a_begun_optimizer_carries_its_momentum(maker: Maker) -> None:
+    """Following from step 3 on finds the same as choosing the steps from 3 on among all."""
+    among_all = followed(loop(maker), plain, steps=range(3, STEPS)).attribute(quiet=True)
+    begun = loop(maker)
+    loops.train(begun, plain, end=3)
+    found = followed(begun, plain, begin=3, steps=range(STEPS - 3)).attribute(quiet=True)
+    for part in ("contribution", "decay", "carried"):
+        assert apart(found[part], among_all[part]) < 1e-12
+    assert abs(found["carried"]).max() > 0.1 * abs(found["change"]).max()
+
+
+def test_a_begun_optimizer_has_no_effects() -> None:
+    begun = loop(loops.adamw)
+    loops.train(begun, plain, end=3)
+    trace = followed(begun, plain, begin=3, steps=range(STEPS), loss=lambda outputs, call: outputs.sum(1))
+    with pytest.raises(Mistake, match="effects need an optimizer without momentum from before"):
+        trace.attribute(effects=True, quiet=True)
+
+
 def test_wrong_choices_are_refused() -> None:
     def trace(steps: object, **more: Any) -> Trace:
         return followed(loop(sgd), plain, steps=steps, **more)

@@ -87,6 +87,55 @@ class FlatLines(nn.Linear):
         return torch.tanh(super().forward(x.flatten(1)))
 
 
+# --- An optimizer may also update tensors outside the model.
+
+
+def with_a_head(optimizers: Callable[[list[nn.Parameter], list[nn.Parameter]], list[Any]], **more: Any) -> Trace:
+    """A head on top of the followed model is trained too. The gradients of both are clipped together."""
+    torch.manual_seed(0)
+    given, head = loop(sgd), nn.Linear(3, 3).double()
+    both = list(given.model.parameters()), list(head.parameters())
+    followed_one, *others = optimizers(*both)
+
+    def body(given: Loop, batch: Tensor) -> None:
+        for optimizer in (followed_one, *others):
+            optimizer.zero_grad()
+        logits = head(given.model(given.x[batch]))
+        nn.functional.cross_entropy(logits, given.y[batch]).backward()  # type: ignore[no-untyped-call]
+        if not others:
+            nn.utils.clip_grad_norm_(both[0] + both[1], 0.2)
+        for optimizer in (followed_one, *others):
+            optimizer.step()
+
+    return followed(replace(given, optimizers=[followed_one]), body, **more)
+
+
+@pytest.mark.parametrize("on_disk", [False, True], ids=["in memory", "on disk"])
+def test_tensors_outside_the_model_may_be_clipped_with_it(
+    on_disk: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    kind = partial(torch.optim.AdamW, lr=0.01)
+    trace = with_a_head(lambda model, head: [kind(model + head)], to=tmp_path / "run" if on_disk else None)
+    assert "also updates 2 tensors outside the model" in caplog.text
+    found = trace.attribute()
+    assert missed(found) <= EXACT
+    assert 0 < float(found["gradient_factor"].min()) < 0.9
+
+
+def test_tensors_outside_the_model_change_no_contribution(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They may have the optimizer of the model, or their own."""
+    monkeypatch.setattr(nn.utils, "clip_grad_norm_", lambda *_: None)
+    kind = partial(torch.optim.SGD, lr=0.3, momentum=0.9)
+    one, two = (
+        with_a_head(optimizers).attribute()["contribution"]
+        for optimizers in (
+            lambda model, head: [kind(model + head)],
+            lambda model, head: [kind(model), kind(head)],
+        )
+    )
+    assert (one == two).all()
+
+
 # --- A call may have any form. Its contributions are those of a plain call.
 
 

@@ -395,8 +395,8 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     # optimizers
     "no optimizer": (moving(lambda model: []), "there is no optimizer"),
     "an optimizer twice": (moving(lambda model: 2 * sgd(model)), "in the list twice"),
-    "another model's": (moving(lambda _: sgd(loop(sgd).model)), "not a parameter of the"),
-    "a begun optimizer": (lambda: followed(stepped(), plain), "has taken steps already"),
+    "another model's": (moving(lambda _: sgd(loop(sgd).model)), "SGD updates no parameter of the model; give"),
+    "a begun optimizer": (lambda: followed(stepped(), plain), r"has taken steps already, .* or give steps=range\(n\)"),
     "SAM alone": (moving(lambda model: [SAM(model.parameters())]), "SAM computes gradients .* has no base_optimizer"),
     "divergence": (moving(diverging), r"step \d: '.*' is no longer finite, because training has diverged"),
     # loops

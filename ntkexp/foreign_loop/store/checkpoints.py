@@ -84,11 +84,13 @@ STEP_COUNT = "step"  # key of the number of steps of a parameter, in torch's opt
 def optimizer_states(
     optimizers: Sequence[torch.optim.Optimizer], names: Mapping[int, str]
 ) -> list[OptimizerState]:
-    """Copy the states of some optimizers, by parameter name."""
+    """Copy the states of some optimizers, by parameter name.
+    Omit tensors that are no parameters of the model."""
     return [
         {
             names[id(weight)]: copied_state(state)
             for weight, state in optimizer.state.items()
+            if id(weight) in names
         }
         for optimizer in optimizers
     ]

@@ -222,6 +222,11 @@ class ChosenSteps(AbstractSteps):
             "among steps=; add this step"
         )
 
+    @property
+    def began_with_momentum(self) -> bool:
+        first_steps = (step for run in self.runs[:1] for step, _ in run.segment(0)[:1])
+        return any(step.remembered for step in first_steps)
+
     def uses_setting(self, name: str) -> bool:
         return any(run.uses_setting(name) for run in self.runs)
 

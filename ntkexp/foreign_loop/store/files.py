@@ -448,7 +448,7 @@ def event_of(
         whole = not_received | vectors
     groups = list[dict[str, Any]]()
     for group in optimizer.param_groups:
-        members = [names[id(weight)] for weight in group["params"]]
+        members = [names.get(id(weight), "") for weight in group["params"]]
         members = [name for name in members if name in step.settings]
         if members:
             stored = {"names": members, "settings": dict(step.settings[members[0]])}
@@ -465,6 +465,7 @@ def event_of(
         "whole": whole,
         "after": {name: signed.after[name] for name in step.linear},
         "rule_error": step.rule_error,
+        "square_outside": step.square_outside,
         "statistics": step.statistics,
     }
 

@@ -137,6 +137,7 @@ class ReplayedLoop:
             statistics=event.get("statistics"),
             exact=exact_before,
             repeats_gradient=repeats_gradient,
+            square_outside=event.get("square_outside", 0.0),
         )
 
     def linear_step(
