@@ -409,6 +409,12 @@ class FollowedTraining(AbstractTrajectory):
             self.back = self.steps.backwards(index + 1)
         followed, _ = next(self.back)
         self.next = index - 1
+        if followed.square_outside:
+            raise Mistake(
+                f"step {index}: the optimizer also updated tensors outside the model, "
+                "and effects do not know how these depend on the examples; follow a "
+                "module that contains them, or ask only for contributions"
+            )
         batches_and_shares = [self.batch(followed, call) for call in followed.calls]
         batches = tuple(batch for batch, _ in batches_and_shares)
         unclipped = TrainedStep(

@@ -51,6 +51,8 @@ class FollowedStep:
     repeats_gradient: bool = False
     # squared norm of the gradients of the optimizers' tensors outside the model
     square_outside: float = 0.0
+    # weights that the loop has added to an optimizer before this step
+    admitted: Weights = field(default_factory=dict)
 
     def joined(self, other: FollowedStep) -> FollowedStep:
         """Merge this step with the step that another optimizer took

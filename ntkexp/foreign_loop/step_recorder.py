@@ -19,7 +19,7 @@ from numbers import Real
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ntkexp.allocator import release_memory
 from ntkexp.foreign_loop.first_step import FirstStepProof
@@ -37,6 +37,7 @@ from ntkexp.foreign_loop.running_loop import RunningLoop
 from ntkexp.foreign_loop.step import FollowedStep
 from ntkexp.foreign_loop.step_log import StepLog
 from ntkexp.foreign_loop.store.checkpoints import copied_state
+from ntkexp.foreign_loop.store.shards import current_processes
 from ntkexp.mistake import Mistake
 from ntkexp.optimizer.base import IDLE, LinearStep
 from ntkexp.shapes import Weights
@@ -67,6 +68,8 @@ class StepRecorder:
     # ids of the optimizers that are between their two step hooks
     stepping: set[int] = field(default_factory=set)
     passed: bool = False  # True if the latest step was not stored
+    # weights that the loop has added to an optimizer since the latest step
+    admitted: Weights = field(default_factory=dict)
 
     def begin(self) -> None:
         """Copy the weights and momenta before the first step, and begin the store."""
@@ -116,6 +119,8 @@ class StepRecorder:
         if not self.passed:
             return
         self.passed = False
+        for name, _ in self.loop.parameters:
+            self.refuse_added(name)
         self.loop.latest.copy_in(dict(self.loop.parameters))
         for name, weight in self.loop.parameters:
             self.proof.begin(name, weight)
@@ -142,6 +147,7 @@ class StepRecorder:
         self.loop.latest.refuse_writes(step, moved.items(), closely=True)
         self.loop.statistics.refuse_writes(step)
         self.loop.frozen.refuse_writes(step, self.loop.moving)
+        self.admit(moved)
         self.stepping.add(id(optimizer))
         rule = self.loop.rules[id(optimizer)]
         if rule.changes_settings:
@@ -158,6 +164,27 @@ class StepRecorder:
                 self.states_before[name] = copied_state(
                     {key: state[key] for key in needs if key in state}
                 )
+
+    def admit(self, moved: Mapping[str, nn.Parameter]) -> None:
+        """Copy the weights that the loop has added to an optimizer since the latest
+        step. They still have their values from the start."""
+        for name, weight in moved.items():
+            if name not in self.loop.latest.weights:
+                self.refuse_added(name)
+                self.loop.latest.copy_in({name: weight})
+                self.proof.begin(name, weight)
+                self.admitted[name] = self.loop.latest.weights[name]
+
+    def refuse_added(self, name: str) -> None:
+        """Raise if the loop has added a parameter to an optimizer, and only some steps
+        are stored, or several processes train together."""
+        is_new = name not in self.loop.latest.weights
+        if is_new and (self.loop.store.chooses or current_processes().world > 1):
+            raise Mistake(
+                f"step {self.loop.store.count}: '{name}' was added to the optimizer "
+                "during training, which is followed only in one process and without "
+                "steps=; give all parameters to the optimizer before the loop"
+            )
 
     def on_end(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         """Record a step, and prove that the optimizer's rule explains it."""
@@ -223,6 +250,8 @@ class StepRecorder:
         without_grad = set[str]()
         proofs = list[PendingProof]()
         norm = norm_of(gradient.values()) if rule.reads_norm else nan
+        admitted = self.admitted
+        self.admitted = {}
         for group, members in self.loop.parameters.groups(optimizer):
             group_settings = settings_of(group)
             for name, weight in members.items():
@@ -277,6 +306,7 @@ class StepRecorder:
             rule_error=rule_error,
             statistics=self.loop.statistics.end_step(),
             square_outside=self.loop.parameters.square_outside(optimizer),
+            admitted=admitted,
         )
 
     def change_mover(

@@ -187,6 +187,24 @@ def adamw(model: nn.Sequential) -> Optimizers:
     return [optim.AdamW(groups)]
 
 
+def frozen_adamw(model: nn.Sequential) -> Optimizers:
+    """The first layer is frozen, and the optimizer does not hold it."""
+    model[0].requires_grad_(False)
+    return [optim.AdamW(model[2:].parameters(), lr=0.01)]
+
+
+def thawed_half_way(given: Loop, batch: Tensor) -> None:
+    """The first layer is added to the optimizer half-way."""
+    (optimizer,) = given.optimizers
+    held = {id(weight) for group in optimizer.param_groups for weight in group["params"]}
+    added = [weight for weight in given.model.parameters() if id(weight) not in held]
+    if given.done == STEPS // 2:
+        given.model[0].requires_grad_()
+        if added:
+            optimizer.add_param_group({"params": added, "lr": optimizer.param_groups[0]["lr"]})
+    scheduled_and_clipped(given, batch)
+
+
 def several(model: nn.Sequential) -> Optimizers:
     return [
         optim.SGD(model[0].parameters(), lr=0.1, momentum=0.5),

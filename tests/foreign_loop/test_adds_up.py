@@ -10,6 +10,8 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -135,6 +137,7 @@ OFTEN = (
     *(Case(optimizers, loops.scheduled_and_clipped, torch.float32) for optimizers in (loops.momentum, loops.adamw)),
     *(Case(optimizers, body) for optimizers, body in SHARPNESS),
     *(Case(optimizers, body, torch.float32) for optimizers, body in SHARPNESS),
+    Case(loops.frozen_adamw, loops.thawed_half_way),
     *(Case(loops.sgd, layer=layer) for layer in (old_weight_norm, pruned, Keeping)),
     Case(loops.nesterov, layer=weight_norm),
 )
@@ -174,6 +177,23 @@ def test_parts_add_up(case: Case) -> None:
         if by is not None:
             components_add_up(found, torch.finfo(case.dtype).eps)
     assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("more", [{}, {"every": 3}, {"to": "run"}], ids=["in memory", "every third", "on disk"])
+def test_a_layer_may_be_added_to_the_optimizer_half_way(more: dict[str, Any], tmp_path: Path) -> None:
+    """A layer that the optimizer held all along, frozen until then, gets the same contributions."""
+
+    def frozen(model: nn.Sequential) -> loops.Optimizers:
+        loops.frozen_adamw(model)
+        return [torch.optim.AdamW(model.parameters(), lr=0.01)]
+
+    held = followed(loops.loop(frozen), loops.thawed_half_way).attribute(by="module")
+    if "to" in more:
+        more = {"to": tmp_path / "run", "every": 2}
+    added = followed(loops.loop(loops.frozen_adamw), loops.thawed_half_way, **more).attribute(by="module")
+    for part in ("contribution", "decay", "by_component"):
+        assert loops.apart(added[part], held[part]) <= loops.CLOSE
+    assert float(abs(added["by_component"].sel(component="0")).max()) > 0
 
 
 def components_add_up(found: xr.Dataset, eps: float) -> None:

@@ -296,6 +296,22 @@ def test_a_missing_loss_is_noticed_before_the_attribution(loss: ExampleLoss | No
     assert refused.count < whole.count / 4
 
 
+def test_effects_through_tensors_outside_the_model_are_refused() -> None:
+    """The loss has a trained weight. It multiplies the losses of a call by one factor, as a mean may."""
+    given, weight = loop(loops.sgd), nn.Parameter(torch.zeros((), dtype=torch.float64))
+    optimizer = torch.optim.SGD([*given.model.parameters(), weight], lr=0.1)
+
+    def body(given: Loop, batch: Tensor) -> None:
+        given.zero()
+        losses = nn.functional.cross_entropy(given.model(given.x[batch]), given.y[batch])
+        ((-weight).exp() * losses + weight).backward()  # type: ignore[no-untyped-call]  # torch's own
+        given.step()
+
+    trace = followed(replace(given, optimizers=[optimizer]), body, loss=loss_of(given))
+    with pytest.raises(Mistake, match="step 7: the optimizer also updated tensors outside the model"):
+        trace.attribute(effects=True)
+
+
 @pytest.mark.parametrize(
     ("body", "loss", "said"),
     [

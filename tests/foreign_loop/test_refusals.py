@@ -435,8 +435,12 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "an exchanged weight": (doing(exchanging_weights), r"step 4: '4\.weight' is no longer the tensor"),
     "an added parameter": (
-        lambda: followed(loop(all_but_one), given_one_more),
-        "step 4: '4.bias' was added to the optimizer",
+        lambda: followed(loop(all_but_one), given_one_more, steps=2),
+        "step 4: '4.bias' was added to the optimizer .* without steps=",
+    ),
+    "an added parameter, later": (
+        lambda: followed(loop(all_but_one), given_one_more, steps=[6]),
+        "step 6: '4.bias' was added to the optimizer .* without steps=",
     ),
     "a weight moved by hand": (
         lambda: followed(loop(all_but_one), moved_by_hand),

@@ -146,6 +146,7 @@ TRAININGS = {
     "several, clipped": training(loops.several, loops.scheduled_and_clipped),
     "momentum, scaled": training(loops.momentum, loops.with_a_scaler),
     "adamw, frozen half-way": training(loops.adamw, bugs.frozen_half_way),
+    "adamw, thawed half-way": training(loops.frozen_adamw, loops.thawed_half_way),
     "dropout": Training(lambda: loops.random_loop(loops.adamw), loops.scheduled_and_clipped),
     **{
         name: Training(partial(counted, mean, loops.adamw), loops.scheduled_and_clipped, counted_loss)

@@ -466,6 +466,7 @@ def event_of(
         "after": {name: signed.after[name] for name in step.linear},
         "rule_error": step.rule_error,
         "square_outside": step.square_outside,
+        "admitted": step.admitted,
         "statistics": step.statistics,
     }
 

@@ -146,7 +146,8 @@ class MemoryStore(AbstractStore):
     ) -> None:
         index, self.moved = step_index(step, self.moved, self.count)
         event = event_of(step, index, which, self.optimizers[which], self.names, signed)
-        self.loop.add({**event, "calls": step.calls, "whole": cloned(event["whole"])})
+        copies = {key: cloned(event[key]) for key in ("whole", "admitted")}
+        self.loop.add({**event, "calls": step.calls, **copies})
         self.latest = after
         remedy = "follow fewer steps, or give a folder, to=…"
         self.budget.require(

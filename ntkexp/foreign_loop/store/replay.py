@@ -481,6 +481,7 @@ class ReplayedSteps(AbstractSteps):
         self.loop.refresh()
         self.segments.clear()
         vars(self).pop("with_statistics", None)
+        vars(self).pop("admitted", None)
 
     def __len__(self) -> int:
         return len(self.loop.firsts)
@@ -594,12 +595,29 @@ class ReplayedSteps(AbstractSteps):
             self.segments[begin, stop] = self.replayed(begin, stop)
         return self.segments[begin, stop]
 
+    @cached_property
+    def admitted(self) -> Weights:
+        """The weights that the loop has added to an optimizer,
+        with their values before."""
+        weights: Weights = {}
+        for event in self.loop.events:
+            weights |= event.get("admitted", {})
+        return {name: weight.to(self.device) for name, weight in weights.items()}
+
+    def checkpoint(self, event: int) -> Mapping[str, Any] | None:
+        """Return the checkpoint before an event, or None. It holds all weights that the
+        loop ever updates."""
+        content = self.loop.checkpoint(event, self.device)
+        if content is None or not self.admitted:
+            return content
+        return {**content, "weights": self.admitted | content["weights"]}
+
     def replayed(self, begin: int, stop: int) -> Segment:
         """Replay the events from `begin` to `stop`. Compare the result with the
         checkpoint at `stop`, if there is one."""
         device = self.device
-        first = self.loop.checkpoint(begin, device)
-        then = self.loop.checkpoint(stop, device)
+        first = self.checkpoint(begin)
+        then = self.checkpoint(stop)
         assert first is not None
         loop = ReplayedLoop(
             self.called,
