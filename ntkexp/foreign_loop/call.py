@@ -341,6 +341,9 @@ class ModelCall:
     at: int  # index of the first step after the call
     inputs: Inputs
     given_names: tuple[str, ...] | None = None  # names of the examples from `ids=`
+    # the error of `ids=`. It is raised only if a step uses the call, because calls for
+    # an evaluation need no names.
+    naming_error: Exception | None = None
     circumstances: Circumstances = field(default_factory=Circumstances)
     gradient: Float[Tensor, "example out"] | None = None  # ∂L/∂f, after backward
     # if several outputs received a gradient: their shapes by name. f is then the

@@ -14,9 +14,10 @@ buffers. The hooks raise an error if anything else has changed weights or buffer
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -76,6 +77,8 @@ class RunningCall:
     other forward pre-hooks change them. A replay runs these hooks again."""
 
     module: nn.Module
+    # `module.forward`. Lightning replaces it by a function that calls the module again.
+    forward: Callable[..., Any]
     args: tuple[object, ...]
     kwargs: dict[str, object]
     count: int  # number of recorded calls at the start of this call
@@ -103,9 +106,10 @@ class CallRecorder:
         """Record the circumstances of a call, before its first layer runs."""
         if self.in_losses or is_transformed():
             return
-        calls_itself = self.is_running(module)
-        self.under_way.append(RunningCall(module, args, kwargs, self.count))
-        if calls_itself or not self.loop.store.takes_next:
+        begun = RunningCall(module, module.forward, args, kwargs, self.count)
+        is_inner = self.is_inner(begun)
+        self.under_way.append(begun)
+        if is_inner or not self.loop.store.takes_next:
             return
         self.loop.statistics.begin_call(
             self.loop.store.count, with_gradients=torch.is_grad_enabled()
@@ -115,10 +119,13 @@ class CallRecorder:
                 generator_states(self.loop.inner), forbidden_kernels()
             )
 
-    def is_running(self, module: nn.Module) -> bool:
-        """Return True if a call of the module is under way. A call that begins now is
-        then a part of that call, which is recorded as a whole."""
-        return any(call.module is module for call in self.under_way)
+    def is_inner(self, call: RunningCall) -> bool:
+        """Return True if `forward` of the module has called the module again. Such a
+        call is a part of the outer call, which is recorded as a whole."""
+        return any(
+            outer.module is call.module and outer.forward == call.forward
+            for outer in self.under_way
+        )
 
     def on_layer(self, layer: nn.Module, *_: object) -> None:
         """Record the autocast context of a call. Autocast may
@@ -136,7 +143,7 @@ class CallRecorder:
 
     def on_end(
         self,
-        module: nn.Module,
+        _: nn.Module,
         _args: tuple[object, ...],
         _kwargs: dict[str, object],
         answer: object,
@@ -150,7 +157,7 @@ class CallRecorder:
         if self.in_losses or is_transformed():
             return None
         running = self.under_way.pop()
-        if self.is_running(module) or not self.loop.store.takes_next:
+        if self.is_inner(running) or not self.loop.store.takes_next:
             return None
         # a call that contains a recorded call, such as the call of a library's wrapper
         # around the model, is not recorded again
@@ -166,12 +173,14 @@ class CallRecorder:
         layers = named_layers(self.loop.inner)
         self.loop.refuse_changes(layers, moves_statistics=statistics is not None)
         inputs = self.copied_inputs(output, running)
+        names, naming_error = self.names_of(inputs)
 
         call = ModelCall(
             at=self.loop.store.count,
             inputs=inputs,
             circumstances=self.circumstances(LayerModes.of(layers)),
-            given_names=names_of(inputs, self.ids),
+            given_names=names,
+            naming_error=naming_error,
             signed=fingerprint(output),
             shape=tuple(output.shape),
             statistics=statistics,
@@ -318,6 +327,18 @@ class CallRecorder:
                 "first axis"
             )
         return inputs
+
+    def names_of(
+        self, inputs: Inputs
+    ) -> tuple[tuple[str, ...] | None, Exception | None]:
+        """Return the names that `ids` gives to the examples of a call, and the error if
+        it fails. Raise this error if the call needs names now."""
+        try:
+            return names_of(inputs, self.ids), None
+        except Exception as error:
+            if self.log is not None or self.pending.weighing is not None:
+                raise
+            return None, error
 
     def circumstances(self, modes: LayerModes) -> Circumstances:
         """Return the circumstances of the latest call, in which the layers had the

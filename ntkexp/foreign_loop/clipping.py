@@ -193,7 +193,7 @@ def unexplained(fit: FactorFit, step: int, facts: StepFacts) -> Mistake:
             "parameters had a gradient before following began, which belongs to no "
             "recorded example; call optimizer.zero_grad() before"
         )
-    elif not facts.drew and (missed := facts.outputs_missed()):
+    elif not (facts.drew or facts.losses) and (missed := facts.outputs_missed()):
         reason = (
             "a replay of a call returned other outputs than the loop (relative "
             f"difference {missed:.2g}); {ASK_OTHER_OUTPUTS}"

@@ -6,7 +6,7 @@ case the proof runs later, in the attribution."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
@@ -15,14 +15,24 @@ import torch
 from torch import Tensor
 
 from ntkexp.foreign_loop.arguments import NEVER_CALLED, common_submodule
-from ntkexp.foreign_loop.call import ModelCall, facts_of, weights_of_calls
+from ntkexp.foreign_loop.call import (
+    LayerModes,
+    ModelCall,
+    facts_of,
+    weights_of_calls,
+)
 from ntkexp.foreign_loop.model_function import CalledModule, left_alone
 from ntkexp.foreign_loop.step import FollowedStep
 from ntkexp.foreign_loop.value_clipping import gradient_factors
 from ntkexp.kernel import columns
+from ntkexp.kernel.record.independence import refuse_dependence
 from ntkexp.kernel.record.tape import part, tensors
+from ntkexp.kernel.record.taping import record
 from ntkexp.mistake import Mistake
-from ntkexp.shapes import Inputs
+from ntkexp.shapes import Inputs, Weights
+
+# number of examples that suffice to find out if the module mixes its examples
+EXAMPLES_TO_CHECK = 8
 
 
 @dataclass(frozen=True)
@@ -57,7 +67,30 @@ class FirstStepProof:
                 began_with_gradient=self.began_with_gradient,
             )
             gradient_factors(of_calls, consumed, step.index, facts, cast_eps, noise)
+            self.refuse_coupled(step, begun)
         self.called.twins.clear()
+
+    def refuse_coupled(self, step: FollowedStep, begun: Sequence[Weights]) -> None:
+        """Raise if the outputs of an example depend on other examples, in the mode in
+        which the loop calls the model. The attribution checks this at every step."""
+        checked = set[LayerModes]()
+        for call, weights in zip(step.calls, begun, strict=True):
+            modes = call.circumstances.modes
+            if modes in checked or self.called.couples(call):
+                continue
+            checked.add(modes)
+            function = self.called.at(call)
+            few = part(call.inputs, slice(EXAMPLES_TO_CHECK))
+            repeats_random = bool(call.circumstances.states)
+            try:
+                tape = record(function, weights, few, repeats_random=repeats_random)
+                refuse_dependence(function, tape)
+            except Mistake as error:
+                raise Mistake(f"step {step.index}: {error}") from error
+            except Exception:
+                # the model does not run on a few examples of this batch. The
+                # attribution runs it on all of them.
+                continue
 
     def refuse_other_axes(self, call: ModelCall) -> None:
         """Raise if queries probably lack the batch axis. This is the case if they have

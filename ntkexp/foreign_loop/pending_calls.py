@@ -55,6 +55,8 @@ class PendingCalls:
             self.drop_replaced(weights)
         self.consumed_calls = [call for call in self.calls if call.has_gradient]
         for call in self.consumed_calls:
+            if call.naming_error is not None:
+                raise call.naming_error
             call.is_differentiated |= self.is_differentiated
         self.is_differentiated = False
         self.consumed_tensors = [

@@ -132,6 +132,31 @@ def attributed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Loop, Path]:
     return given, folder
 
 
+def test_a_call_for_an_evaluation_needs_no_names() -> None:
+    """The loop evaluates other rows with gradients enabled, and never calls backward."""
+    given, rows = loop(loops.sgd), dict[bytes, int]()
+    for index, row in enumerate(given.x):
+        rows[row.numpy().tobytes()] = index
+
+    def row_of(call: SeenCall) -> list[int]:
+        (x,) = call.args
+        assert isinstance(x, Tensor)
+        return [rows[row.numpy().tobytes()] for row in x]
+
+    def evaluated(given: Loop, batch: Tensor) -> None:
+        loops.plain(given, batch)
+        given.model(given.queries)
+
+    def trained(given: Loop, batch: Tensor) -> None:
+        given.model(given.queries).sum().backward()
+        given.step()
+
+    found = followed(given, evaluated, ids=row_of).attribute()
+    assert {*found["example"].to_numpy()} <= {str(index) for index in range(loops.EXAMPLES)}
+    with pytest.raises(KeyError):
+        followed(loop(loops.sgd), trained, ids=row_of)
+
+
 def test_its_folder_is_a_run(attributed: tuple[Loop, Path]) -> None:
     given, folder = attributed
     run = ntkexp.load_run(folder)
