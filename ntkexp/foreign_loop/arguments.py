@@ -425,6 +425,26 @@ def refuse_other_objects(model: object, optimizers: Sequence[object]) -> None:
         raise Mistake("an optimizer is in the list twice; give each optimizer once")
 
 
+def refuse_same_memory(weights: Mapping[str, nn.Parameter]) -> None:
+    """Raise if two of the parameters that an optimizer updates begin at the same place
+    in memory.
+
+    >>> first, second = nn.Linear(2, 1), nn.Linear(2, 1)
+    >>> refuse_same_memory({"first": first.weight, "second": second.weight})
+    """
+    places: dict[tuple[torch.device, int], str] = {}
+    for name, weight in weights.items():
+        if not weight.numel() or weight.is_meta:
+            continue
+        other = places.setdefault((weight.device, weight.data_ptr()), name)
+        if other != name:
+            raise Mistake(
+                f"'{other}' and '{name}' are two parameters in the same memory, so the "
+                "optimizer would update it twice; tie them by one parameter, as in "
+                "second.weight = first.weight"
+            )
+
+
 def checked_queries(queries: Inputs, module: nn.Module, output: Output) -> Inputs:
     """Copy the queries, and check that the module
     in evaluation mode accepts the first one.
@@ -466,9 +486,7 @@ def checked_queries(queries: Inputs, module: nn.Module, output: Output) -> Input
         TypeError,
         ValueError,
     ) as error:
-        advice = advice_for_lists(inputs)
-        if isinstance(inputs, dict) and "unexpected keyword argument" in str(error):
-            advice = "; if the model takes one dict as its input, give queries=({…},)"
+        advice = advice_for_lists(inputs) or advice_for_arguments(inputs, error)
         with beginning_at(generator_states(module)), left_alone(module):
             if not advice and batch_axis_missing(function, weights, inputs):
                 advice = f"; {BATCH_AXIS}"
@@ -485,6 +503,25 @@ def checked_queries(queries: Inputs, module: nn.Module, output: Output) -> Input
             f"and with the examples before the time{advice_for_lists(inputs)}"
         )
     return inputs
+
+
+def advice_for_arguments(inputs: Inputs, error: Exception) -> str:
+    """Return advice if the model refuses the number, the names or the precision of its
+    arguments. Otherwise return an empty string.
+
+    >>> advice_for_arguments({"x": torch.ones(1)}, TypeError("got an unexpected keyword argument 'x'"))
+    '; if the model takes one dict as its input, give queries=({…},)'
+    """
+    if isinstance(inputs, dict) and "unexpected keyword argument" in str(error):
+        return "; if the model takes one dict as its input, give queries=({…},)"
+    if isinstance(inputs, tuple) and "positional argument" in str(error):
+        return (
+            "; a list or tuple holds the arguments of one call, so stack several "
+            "queries (torch.stack), and let a DataLoader yield no labels"
+        )
+    if "dtype" in str(error):
+        return "; give queries in the dtype of the batches in the loop"
+    return ""
 
 
 def measured_queries(

@@ -26,6 +26,7 @@ from ntkexp.foreign_loop.arguments import (
     checked_queries,
     measured_queries,
     refuse_other_objects,
+    refuse_same_memory,
     refuse_without_rules,
     runs_as_it_is,
     unwrapped_model,
@@ -185,6 +186,7 @@ def follow(
     groups = ParameterGroups(inner, optimizers)
     updated = {name for name, _ in groups}
     not_in_model = len(groups.not_in_model())
+    refuse_same_memory(dict(groups))
     module = copy_module(inner).eval()
     if by is not None:
         components_of(by, sorted(updated))  # raises if a pattern names no parameter

@@ -232,6 +232,12 @@ class MeanOfSquares(nn.Linear):
         return super().forward(x).square().mean()
 
 
+def overlapping() -> nn.Module:
+    net = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)).double()
+    net[1].weight.data = net[0].weight.data
+    return net
+
+
 class Squeeze(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x.squeeze()
@@ -470,6 +476,15 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "a dict of keywords": (
         lambda: asked({"x": X[:2]}, Dicts(3, 1).double()),
         r"queries=: .* if the model takes one dict as its input, give queries=\(\{…\},\)",
+    ),
+    "labels of queries": (
+        lambda: asked((X[:2], X[:2])),
+        "queries=: .* a list or tuple holds the arguments of one call, .* let a DataLoader yield no labels",
+    ),
+    "another precision": (lambda: asked(X[:2].float()), "queries=: .* give queries in the dtype of the batches"),
+    "two parameters in one place": (
+        lambda: asked(X[:2], overlapping()),
+        r"'0\.weight' and '1\.weight' are two parameters in the same memory, .* tie them by one parameter",
     ),
     "a scripted model": (
         lambda: asked(X[:2], scripted(network())),
