@@ -86,6 +86,9 @@ ALLOWED_ROUNDINGS = 100.0
 # A larger difference may still count as rounding, if it is at most this multiple of the
 # change that noise of relative size eps in weights and inputs causes.
 ALLOWED_NOISE = 64.0
+# If outputs differ between batches, the module runs so often on the same batch, to find
+# out whether it draws random numbers outside torch.
+REPEATS = 4
 # number of examples that run alone, and in one batch with extreme inputs
 FEW_EXAMPLES = 8
 EXTREME_FACTORS = {1.0: (0.0, 1e4, -1e4), 1e-2: (0.0, 1e4, -1e4), 1e2: (0.0,)}
@@ -291,6 +294,12 @@ class Trial:
             entry.name == "_pack_padded_sequence" for entry in self.tape.entries
         ):
             raise Mistake(RANDOM_ROWS)
+        for _ in range(REPEATS):
+            again = columns(self.function, self.weights, self.tape.given)
+            if not self.outputs_agree(
+                again, self.outputs, self.tape.given, self.outputs
+            ):
+                raise Mistake(CHANGING)
         raise Mistake(COUPLED)
 
     def outputs_agree(
