@@ -282,7 +282,9 @@ class TermProducts(Sequence[DirectionalGradients]):
         if index != 0:
             raise IndexError(index)
         trained = {name: self.weights[name] for name in self.whole}
-        return DirectionalGradients(self.products, trained, len(self.output_gradient))
+        return DirectionalGradients(
+            self.products, trained, len(self.output_gradient), self.directions_at_once
+        )
 
     def products(self, directions: Weights) -> Float[Tensor, "direction example"]:
         """Return ⟨v, gᵢ⟩. `directions` holds a tensor [direction, *parameter] for each
@@ -296,10 +298,9 @@ class TermProducts(Sequence[DirectionalGradients]):
             tangent: Tensor = torch.func.jvp(outputs, (point,), (direction,))[1]
             return tangent
 
-        along_all = torch.func.vmap(outputs_along, chunk_size=self.directions_at_once)
         load_forward_mode()
         with torch.no_grad(), plain_kernels():
-            tangents = along_all(directions)
+            tangents = torch.func.vmap(outputs_along)(directions)
         terms = tangents * self.output_gradient
         products = terms.reshape(*terms.shape[:2], -1).sum(2)
         self.compare(products.sum(1), directions)

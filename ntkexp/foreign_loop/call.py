@@ -21,8 +21,15 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from ntkexp.foreign_loop.clipping import StepFacts
+from ntkexp.foreign_loop.cross_entropy import (
+    CrossEntropyGradient,
+    Logits,
+    OutputGradient,
+)
 from ntkexp.foreign_loop.example_losses import LossFunction, rows_of_batch
 from ntkexp.foreign_loop.example_names import digests
+from ntkexp.foreign_loop.fingerprints import CHANGED, fingerprint
+from ntkexp.foreign_loop.host_reads import read_numbers
 from ntkexp.mistake import Mistake
 from ntkexp.model.functional import Output, as_rows
 from ntkexp.shapes import Inputs, Weights
@@ -345,7 +352,9 @@ class ModelCall:
     # an evaluation need no names.
     naming_error: Exception | None = None
     circumstances: Circumstances = field(default_factory=Circumstances)
-    gradient: Float[Tensor, "example out"] | None = None  # ∂L/∂f, after backward
+    gradient: OutputGradient | None = None  # ∂L/∂f, after backward
+    # the outputs, while the loop runs, if their gradient may be compressed
+    logits: Logits | None = None
     # if several outputs received a gradient: their shapes by name. f is then the
     # concatenation of these outputs
     joined: dict[str, tuple[int, ...]] = field(default_factory=dict)
@@ -395,8 +404,45 @@ class ModelCall:
         """Add the gradient of one backward pass. `backward` is the id of this pass."""
         self.passes += backward != self.backward
         self.backward = backward
-        rows = as_rows(gradient.detach().clone())
-        self.gradient = rows if self.gradient is None else self.gradient + rows
+        if self.gradient is not None:
+            self.gradient = self.dense_gradient() + as_rows(gradient.detach())
+            return
+        if self.logits is not None:
+            self.gradient = self.logits.compressed(gradient)
+        if self.gradient is None:
+            self.gradient = as_rows(gradient.detach().clone())
+
+    def dense_gradient(self) -> Float[Tensor, "example out"]:
+        """Return ∂L/∂f while the loop runs."""
+        if isinstance(self.gradient, CrossEntropyGradient):
+            assert self.logits is not None
+            return as_rows(self.gradient.at(self.logits.values))
+        assert self.gradient is not None
+        return self.gradient
+
+    def gradient_at(self, outputs: Float[Tensor, "example ..."]) -> Tensor:
+        """Return ∂L/∂f in the shape and dtype of the replayed outputs."""
+        if isinstance(self.gradient, CrossEntropyGradient):
+            logits = outputs.reshape(self.shape)
+            self.refuse_other_outputs(logits)
+            return self.gradient.at(logits).view(outputs.shape)
+        assert self.gradient is not None
+        return self.gradient.reshape(outputs.shape).to(outputs.dtype)
+
+    def refuse_other_outputs(self, outputs: Float[Tensor, "example ..."]) -> None:
+        """Raise if the fingerprint of replayed outputs is not the recorded one, up to
+        √eps. Leave smaller differences, and calls with random numbers, to the proofs of
+        the step, whose messages say more."""
+        if self.signed is None or self.circumstances.states:
+            return
+        ours = fingerprint(outputs)
+        gap, size = read_numbers([(ours - self.signed.to(ours)).norm(), ours.norm()])
+        if not gap <= torch.finfo(ours.dtype).eps ** 0.5 * size:
+            raise Mistake(
+                f"step {self.at}: at the same weights, the model returned other "
+                "outputs in the loop than it does now (relative difference "
+                f"{gap / size if size else gap:.2g}); {CHANGED}"
+            )
 
     def drop_gradient(self) -> None:
         """Drop the gradients of all backward passes so far."""
@@ -424,6 +470,7 @@ class ModelCall:
         """
         call = copy(self)
         call.several = None
+        call.logits = None
         several = self.several
         if several is None or several.has_inner_loss:
             return call

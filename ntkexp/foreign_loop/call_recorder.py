@@ -34,6 +34,7 @@ from ntkexp.foreign_loop.call import (
     forbidden_kernels,
     generator_states,
 )
+from ntkexp.foreign_loop.cross_entropy import Logits
 from ntkexp.foreign_loop.example_losses import (
     Batch,
     LossFunction,
@@ -195,6 +196,8 @@ class CallRecorder:
             call.sums_of_loss = self.log.sums_of_loss(output, call)
         followed = [name for name, tensor in tensors.items() if tensor is output]
         if followed:
+            if counts is None and self.repeats_outputs(call):
+                call.logits = Logits.of(output)
             past_casts = call.circumstances.autocast is not None
             listen(
                 output,
@@ -209,6 +212,13 @@ class CallRecorder:
             call, counts, tensors, next(iter(followed), "")
         )
         return with_outputs(answer, aliases) if aliases else None
+
+    def repeats_outputs(self, call: ModelCall) -> bool:
+        """Return True if a replay evaluates the outputs of a call as the loop did:
+        without casts, and example by example."""
+        is_coupled = call.statistics is not None
+        has_casts = call.circumstances.autocast is not None
+        return not (is_coupled or has_casts or shortest(self.loop.inner) is not None)
 
     def losses(self, function: LossFunction, batch: Batch) -> Tensor:
         """Return the losses `function(model, *batch)`. Record

@@ -19,9 +19,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from ntkexp.foreign_loop.call import ModelCall
+from ntkexp.foreign_loop.cross_entropy import CrossEntropyGradient
 from ntkexp.text import counted, is_digest, several
 
 if TYPE_CHECKING:
@@ -77,11 +79,7 @@ class RepeatedInputs:
             if len(rows) == 1:
                 continue
             self.together.add(name)
-            if (
-                call.gradient is not None
-                and not is_random
-                and are_different(call.gradient, rows)
-            ):
+            if not is_random and are_different(call, rows):
                 self.differing.add(name)
 
     def often(self) -> set[str]:
@@ -149,9 +147,12 @@ def classes_of(call: ModelCall) -> list[int]:
     >>> classes_of(ModelCall(0, torch.ones(2, 1), gradient=gradient, shape=(2, 3)))
     [1, -1]
     """
-    if call.gradient is None or call.joined or len(call.shape) != 2:
-        return [-1] * len(call.names)
     gradient = call.gradient
+    if gradient is None or call.joined or len(call.shape) != 2:
+        return [-1] * len(call.names)
+    if isinstance(gradient, CrossEntropyGradient):
+        labels: list[int] = gradient.targets.where(gradient.weights != 0, -1).tolist()
+        return labels
     sums_to_zero = gradient.sum(1).abs() <= ROUNDED_SHARE * gradient.abs().amax(1)
     has_one_negative = (gradient < 0).sum(1) == 1
     classes: list[int] = torch.where(
@@ -160,11 +161,22 @@ def classes_of(call: ModelCall) -> list[int]:
     return classes
 
 
-def are_different(gradient: Tensor, rows: list[int]) -> bool:
-    """Return True if these rows of ∂L/∂f are not all equal up to rounding."""
-    values = gradient[rows]
+def are_different(call: ModelCall, rows: list[int]) -> bool:
+    """Return True if these rows of ∂L/∂f are not all equal up to rounding. If ∂L/∂f is
+    stored as targets and weights, compare these."""
+    if isinstance(call.gradient, CrossEntropyGradient):
+        examples = len(call.names)
+        targets = call.gradient.targets.view(examples, -1)[rows]
+        weights = call.gradient.weights.view(examples, -1)
+        return bool((targets != targets[0]).any()) or is_spread(weights, rows)
+    return call.gradient is not None and is_spread(call.gradient, rows)
+
+
+def is_spread(numbers: Float[Tensor, "example _"], rows: list[int]) -> bool:
+    """Return True if these rows are not all equal up to rounding."""
+    values = numbers[rows]
     spread = float((values - values[0]).abs().max())
-    return spread > ROUNDED_SHARE * float(gradient.abs().max())
+    return spread > ROUNDED_SHARE * float(numbers.abs().max())
 
 
 def equal_inputs_sentence(attribution: xr.Dataset) -> str:

@@ -68,7 +68,7 @@ class CallReaders:
             {} if call.statistics is None else numbers_of(call.statistics[0])
         )
         reader, tape = self.recorded(call, function, weights | statistics)
-        output_gradient = call.gradient.to(tape.outputs.dtype)
+        output_gradient = call.gradient_at(tape.outputs)
         as_copies = reader.programs is not None
         jacobian = reader.weighted(tape, output_gradient, as_copies=as_copies)
         replayed = replayed_call(call, function, weights, tape.outputs)
@@ -103,7 +103,7 @@ class CallReaders:
     ) -> CallGradients:
         """Return the per-example gradients of a call whose batch is coupled, by
         BatchNorm or in the user's function of `trace.losses`."""
-        assert call.gradient is not None
+        assert isinstance(call.gradient, Tensor)
         coupled = CoupledOutputs.of(function, weights, call.inputs, self.trained)
         output_gradient = coupled.in_their_shape(call.gradient)
 
@@ -156,7 +156,7 @@ class CallReaders:
             return None
         if call.losses is not None or call.circumstances.states:
             return None
-        assert call.gradient is not None
+        assert isinstance(call.gradient, Tensor)
         products = TermProducts(
             function,
             weights,
@@ -188,7 +188,7 @@ class CallReaders:
             or id(call.losses) in self.coupling
         ):
             return None
-        assert call.gradient is not None
+        assert isinstance(call.gradient, Tensor)
 
         def losses_of_rows(where: slice) -> Function:
             rows = part_of_batch(call.inputs, len(call.names), where)

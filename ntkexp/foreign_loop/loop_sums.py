@@ -251,6 +251,10 @@ CACHED_COPIES = 6
 """The number of blocks of gradients that exist at once. A block is as large as the
 processor's cache."""
 
+BATCH_NORM_TAPES = 4
+"""The memory of a coupled batch, in units of its tape: the autograd graph, and the
+intermediate results of one forward-mode or backward pass."""
+
 
 @dataclass(frozen=True)
 class StepMemory:
@@ -262,6 +266,7 @@ class StepMemory:
     # number of arrays like the adjoint: 1 for U, 2 with V (`path.backward_sum`), and one
     # more for MᵀJ̄ if the optimizer multiplies its update by a matrix M
     adjoints: int
+    has_batch_norm: bool  # True if BatchNorm couples the examples of a step
 
     @property
     def parameters(self) -> int:
@@ -285,6 +290,8 @@ class StepMemory:
         outputs = self.tape.outputs.numel()
         query_tapes = points * (3 + 2 * outputs_each)
         example_tapes = self.rows * (2 + outputs_each)
+        if self.has_batch_norm:
+            example_tapes += BATCH_NORM_TAPES * self.rows
         rows = max(self.rows, outputs)
         piece = max(
             PIECE_BYTES // self.tape.outputs.element_size(), PIECE_ELEMENTS * rows

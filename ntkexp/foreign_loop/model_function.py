@@ -38,6 +38,7 @@ from ntkexp.foreign_loop.call import (
     generator_states,
     without_kernels,
 )
+from ntkexp.foreign_loop.cross_entropy import CrossEntropyGradient
 from ntkexp.foreign_loop.example_losses import LossFunction, fresh, losses_function
 from ntkexp.foreign_loop.fingerprints import NOISE_REPEATS, Replayed, fingerprint
 from ntkexp.foreign_loop.measure import MeasuredQueries
@@ -356,7 +357,7 @@ class CalledModule:
                 if on_outputs is not None:
                     on_outputs(output.detach())
                 outputs.append(output)
-                gradients.append(call.gradient.reshape(output.shape).to(output.dtype))
+                gradients.append(call.gradient_at(output))
             # The function of `trace.losses` may also use parameters outside of the
             # module, which must get no gradient. So restrict `backward` to the
             # parameters of the module. Do not restrict it for other calls, because
@@ -382,8 +383,14 @@ class CalledModule:
         for call in calls:
             assert call.gradient is not None
             inputs = map_tensors(noisy, call.inputs)
+            gradient = call.gradient
+            if isinstance(gradient, CrossEntropyGradient):
+                gradient = replace(gradient, weights=noisy(gradient.weights))
+            else:
+                gradient = noisy(gradient)
+            # the perturbed outputs do not have the fingerprint `signed`
             noisy_calls.append(
-                replace(call, inputs=inputs, gradient=noisy(call.gradient))
+                replace(call, inputs=inputs, gradient=gradient, signed=None)
             )
         noisy_weights = {
             id(weights): {name: noisy(weight) for name, weight in weights.items()}

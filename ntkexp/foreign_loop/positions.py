@@ -25,6 +25,7 @@ from torch import Tensor
 
 from ntkexp.capacity import MemoryBudget
 from ntkexp.foreign_loop.call import ModelCall
+from ntkexp.foreign_loop.cross_entropy import CrossEntropyGradient
 from ntkexp.kernel import Jacobian
 from ntkexp.kernel.record.tape import tensors
 from ntkexp.mistake import Mistake
@@ -146,6 +147,8 @@ def by_loss(call: ModelCall) -> int | None:
     >>> by_loss(call), by_inputs(call)
     (2, 2)
     """
+    if isinstance(call.gradient, CrossEntropyGradient):
+        return 1  # its classes are on the last axis
     assert call.gradient is not None
     gradient = call.gradient.reshape(call.shape)
     tolerance = min(SOFTMAX_SUM_EPS * torch.finfo(gradient.dtype).eps, MAX_SOFTMAX_SUM)

@@ -545,6 +545,7 @@ class Trace:
             rows=self.steps.most_examples(),
             sizes=[weight.numel() for weight in self.steps.end.values()],
             adjoints=adjoints,
+            has_batch_norm=bool(self.steps.statistics(0)),
         )
         examples = len(self.examples)
         return sums_at_zero(

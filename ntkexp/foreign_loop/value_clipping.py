@@ -13,8 +13,9 @@ Clipping multiplies element k of s g by e_k = min(1, b / |s g_k|). The same e mu
 the gradient of every example, so the step stays linear in the examples, and their
 contributions add up.
 
-The proof has one free number, b. Up to rounding, elements below b must equal s g, and
-clipped elements must be ±b. So it rejects noise, changed signs, and several bounds."""
+The proof fits only these two numbers to all elements. Up to rounding, elements below b
+must equal s g, and clipped elements must be ±b. So it rejects noise, changed signs, and
+several bounds."""
 
 from __future__ import annotations
 

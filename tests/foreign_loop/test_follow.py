@@ -442,15 +442,20 @@ MEMORY: dict[str, tuple[Any, tuple[int, int, int], float | None, dict[str, Any]]
     "NAdam, many queries": (torch.optim.NAdam, (300, 200, 4), None, {}),
     "NAdam, many weights": (torch.optim.NAdam, (8, 60, 300), None, {}),
     "NAdam, clipped": (torch.optim.NAdam, (4, 30, 3000), 5e-4, {}),
+    "BatchNorm, many examples": (torch.optim.SGD, (600, 2, 2000), None, {}),
+    "BatchNorm, constant": (torch.optim.SGD, (600, 2, 2000), None, {"batch_norm": "constant"}),
+    "BatchNorm, clipped": (torch.optim.SGD, (16, 4, 30000), 5e-4, {}),
 }
-"""The optimizer, the numbers of examples, queries and hidden units, the bound of clipping by value, and options."""
+"""The optimizer, the numbers of examples, queries and hidden units, the bound of clipping by value, and options. Some
+networks have BatchNorm."""
 
 
 @pytest.mark.parametrize("case", MEMORY)
 def test_attribution_takes_no_more_memory_than_it_announces(case: str) -> None:
     kind, (examples, queries, width), bound, more = MEMORY[case]
     x, asked, y = torch.randn(examples, 4).double(), torch.randn(queries, 4).double(), torch.arange(examples) % 3
-    model = nn.Sequential(nn.Linear(4, width), nn.Tanh(), nn.Linear(width, 3)).double()
+    norm = [nn.BatchNorm1d(width)] if "BatchNorm" in case else []
+    model = nn.Sequential(nn.Linear(4, width), *norm, nn.Tanh(), nn.Linear(width, 3)).double()
     optimizer = kind(model.parameters(), lr=0.01)
     with ntkexp.follow(model, optimizer, queries=asked, **more) as trace:
         for _ in range(2):

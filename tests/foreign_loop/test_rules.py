@@ -86,7 +86,7 @@ def test_the_products_of_muon_are_applied_to_each_example(shape: tuple[int, int]
     places = {name: k for k, name in enumerate(digests(x))}
     for (step, _), update in zip(trace.steps.forwards(), updates, strict=True):
         (call,), gradient = step.calls, torch.zeros_like(memory)
-        assert call.gradient is not None
+        assert isinstance(call.gradient, Tensor)
         for name, row, output in zip(call.names, call.inputs, call.gradient, strict=True):
             gradient[places[name]] += torch.outer(output, row)
         memory = 0.95 * memory + 0.05 * gradient

@@ -20,6 +20,11 @@ from torch.utils._pytree import tree_map_only
 from ntkexp.allocator import release_memory
 from ntkexp.capacity import MemoryBudget, require_disk
 from ntkexp.foreign_loop.call import Autocast, Circumstances, ModelCall
+from ntkexp.foreign_loop.cross_entropy import (
+    CrossEntropyGradient,
+    OutputGradient,
+    restored,
+)
 from ntkexp.foreign_loop.example_losses import (
     LossFunction,
     name_of,
@@ -208,7 +213,7 @@ class StoredCall:
 
     key: int
     inputs: Inputs
-    gradient: Tensor | None = None
+    gradient: OutputGradient | None = None
 
 
 @dataclass
@@ -444,6 +449,8 @@ class DiskStore(AbstractStore):
         if call.gradient is not stored.gradient:
             stored.gradient = call.gradient
             content["gradient"] = call.gradient
+            if isinstance(call.gradient, CrossEntropyGradient):
+                content["gradient"] = call.gradient.content
             if call.joined:
                 content["joined"] = call.joined
                 content["signed"] = call.signed
@@ -640,7 +647,7 @@ class LoopOnDisk:
             inputs=map_tensors(partial(moved_leaf, device), inputs),
             given_names=example_names(call),
             circumstances=Circumstances.read(call.get("how", {})),
-            gradient=call["gradient"].clone().to(device),
+            gradient=restored(call["gradient"], device),
             backward=int(call.get("backward", -1)),
             signed=call.get("signed"),
             shape=tuple(call.get("shape", ())),

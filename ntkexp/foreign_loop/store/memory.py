@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_iter
 
 from ntkexp.capacity import MemoryBudget
 from ntkexp.foreign_loop.call import Autocast, ModelCall
+from ntkexp.foreign_loop.cross_entropy import CrossEntropyGradient
 from ntkexp.foreign_loop.known_optimizers import KnownOptimizer
 from ntkexp.foreign_loop.outside import Outside
 from ntkexp.foreign_loop.rule import Signed
@@ -87,8 +88,10 @@ def tensors_of(call: ModelCall) -> Iterator[Tensor]:
     """Yield all tensors that a recorded call holds."""
     yield from tensors(call.inputs)
     yield from call.circumstances.states.values()
+    if isinstance(call.gradient, CrossEntropyGradient):
+        yield from call.gradient.content.values()
     for tensor in (call.gradient, call.signed):
-        if tensor is not None:
+        if isinstance(tensor, Tensor):
             yield tensor
     for statistics in call.statistics or ():
         yield from statistics.values()

@@ -27,6 +27,7 @@ class DirectionalGradients:
     products: Callable[[Weights], Float[Tensor, "direction example"]]
     weights: Weights  # the weights θ at which the gradients are taken
     examples: int
+    directions_at_once: int  # largest number of directions in a call of `products`
     factors: Mapping[str, float] | None = None  # one for each parameter's gradients
     outputs: int = 1
 
@@ -50,19 +51,31 @@ class DirectionalGradients:
         """Return ⟨factors ⊙ left, gᵢ⟩, summed over the parameters that both sides use.
         Parameters without factors have the factor 1."""
         adjoint = left if isinstance(left, Adjoint) else self.multiplied_out(left)
-        rows = next(iter(adjoint.parts.values()))
+        shape = next(iter(adjoint.parts.values())).shape[:2]
+        kernels = list[Tensor]()
+        for start in range(0, shape.numel(), self.directions_at_once):
+            some = slice(start, start + self.directions_at_once)
+            directions = self.directions(adjoint, factors or {}, some)
+            if not directions:
+                like = next(iter(adjoint.parts.values()))
+                return like.new_zeros(*shape, self.examples, 1)
+            kernels.append(self.products(directions))
+        return torch.cat(kernels).view(*shape, self.examples, 1)
+
+    def directions(self, adjoint: Adjoint, factors: Weights, some: slice) -> Weights:
+        """Return some rows of factors ⊙ adjoint, times the factors of the gradients.
+        Only these rows are copied, because the adjoint may be large."""
         directions: Weights = {}
-        for name in adjoint.parts:
+        for name, part in adjoint.parts.items():
             if name not in self.weights:
                 continue
-            direction = adjoint.scaled_part(name, factors or {}).flatten(0, 1)
+            direction = part.flatten(0, 1)[some]
+            if name in factors:
+                direction = direction * factors[name].reshape(-1)
             if self.factors is not None:
                 direction = self.factors[name] * direction
             directions[name] = direction.view(-1, *self.weights[name].shape)
-        if not directions:
-            return rows.new_zeros(*rows.shape[:2], self.examples, 1)
-        kernel = self.products(directions)
-        return kernel.view(*rows.shape[:2], self.examples, 1)
+        return directions
 
     def multiplied_out(self, jacobian: Jacobian) -> Adjoint:
         """Return the rows of a Jacobian as a dense array."""

@@ -124,12 +124,13 @@ def row_by_row(function: Callable[..., Tensor], axis: int, *arrays: Tensor) -> T
     first = arrays[0]
     if first.numel() <= CACHED_ROW_NUMBERS or axis != -1:
         return function(*arrays)
-    rows = [array.reshape(-1, array.shape[-1]) for array in arrays]
-    result = torch.empty_like(rows[0])
     step = max(1, CACHED_ROW_NUMBERS // first.shape[-1])
-    for at in range(0, len(result), step):
-        result[at : at + step] = function(*(array[at : at + step] for array in rows))
-    return result.view(first.shape)
+    pieces = zip(
+        *(array.reshape(-1, array.shape[-1]).split(step) for array in arrays),
+        strict=True,
+    )
+    # `cat`, because a recorded program would copy the whole result at each write
+    return torch.cat([function(*piece) for piece in pieces]).view(first.shape)
 
 
 def softmax(call: Call) -> Tensor:

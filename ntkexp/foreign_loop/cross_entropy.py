@@ -1,0 +1,194 @@
+"""∂L/∂f of a cross-entropy, in a compact form.
+
+The cross-entropy of logits f with a target t and a weight w for each row is
+
+    L = Σ_r w_r (log Σ_k exp f_rk − f_{r t_r})
+    ∂L/∂f_rk = w_r (p_rk − 1[k = t_r]),        p = softmax(f)
+
+∂L/∂f has as many numbers as f. In a language model these are 50,000 numbers for each
+token. They follow from f, t and w, and a replay computes f anyway. So the trace stores
+only t and w. It does so only if w and t give every bit of the gradient that autograd
+computed. Otherwise, for example with label smoothing, it stores the gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.nn import functional
+
+MIN_BYTES = 2**20  # smaller gradients are stored as they are
+MIN_CLASSES = 64
+ROWS_AT_ONCE_BYTES = 2**24  # intermediate results have at most this size
+# The weight of a row is estimated from a rounded product. The estimate may be wrong by
+# some units in the last place.
+UNITS = (1, -1, 2, -2)
+
+
+@dataclass(frozen=True)
+class CrossEntropyGradient:
+    """The targets and weights of a cross-entropy, from which its gradient follows."""
+
+    targets: Int[Tensor, " row"]
+    weights: Float[Tensor, " row"]
+
+    def at(self, logits: Float[Tensor, "*row class"]) -> Float[Tensor, "*row class"]:
+        """Return ∂L/∂f at these logits.
+
+        >>> found = CrossEntropyGradient(torch.tensor([1]), torch.tensor([2.0]))
+        >>> found.at(torch.zeros(1, 2))
+        tensor([[ 1., -1.]])
+        """
+        rows = logits.detach().flatten(0, -2)
+        gradient = torch.empty_like(rows)
+        for some in pieces(rows):
+            gradient[some] = gradient_of(
+                rows[some], self.targets[some], self.weights[some]
+            )
+        return gradient.view(logits.shape)
+
+    @property
+    def content(self) -> dict[str, Tensor]:
+        """The stored form."""
+        return {"targets": self.targets, "weights": self.weights}
+
+    def to(self, device: torch.device) -> CrossEntropyGradient:
+        return CrossEntropyGradient(self.targets.to(device), self.weights.to(device))
+
+
+OutputGradient: TypeAlias = "Tensor | CrossEntropyGradient"
+"""∂L/∂f of a call, [example, out], or its compact form."""
+
+
+@dataclass
+class Logits:
+    """The outputs of a call, held until their gradient is known."""
+
+    values: Float[Tensor, "*row class"]
+    writes: int = field(init=False)  # `_version` after the call
+
+    def __post_init__(self) -> None:
+        self.writes = self.values._version
+
+    @classmethod
+    def of(cls, outputs: Tensor) -> Logits | None:
+        """Hold the outputs of a call if it is worth while to compress their
+        gradient."""
+        is_large = (
+            outputs.dim() >= 2
+            and outputs.shape[-1] >= MIN_CLASSES
+            and outputs.nbytes >= MIN_BYTES
+        )
+        if is_large and outputs.dtype in (torch.float32, torch.float64):
+            return cls(outputs.detach())
+        return None
+
+    def compressed(self, gradient: Tensor) -> CrossEntropyGradient | None:
+        """Return the compact form of ∂L/∂f, or None if the gradient does not have every
+        bit of a cross-entropy's gradient."""
+        if self.values._version != self.writes:  # the loop has overwritten the outputs
+            return None
+        logits = self.values.flatten(0, -2)
+        targets = logits.new_empty(len(logits), dtype=torch.long)
+        weights = logits.new_empty(len(logits))
+        gradients = gradient.detach().reshape(logits.shape)
+        for some in pieces(logits):
+            found = fitted(logits[some], gradients[some])
+            if found is None:
+                return None
+            targets[some] = found.targets
+            weights[some] = found.weights
+        return CrossEntropyGradient(targets, weights)
+
+
+def pieces(rows: Float[Tensor, "row class"]) -> Iterator[slice]:
+    """Divide rows into pieces of limited size."""
+    row_bytes = rows.shape[1] * rows.element_size()
+    step = max(1, ROWS_AT_ONCE_BYTES // row_bytes)
+    for start in range(0, len(rows), step):
+        yield slice(start, start + step)
+
+
+def gradient_of(
+    logits: Float[Tensor, "row class"],
+    targets: Int[Tensor, " row"],
+    weights: Float[Tensor, " row"],
+) -> Float[Tensor, "row class"]:
+    """Return w (p − 1ₜ), by the operations with which autograd computes it."""
+    with torch.enable_grad():
+        leaf = logits.detach().requires_grad_()
+        log_p = leaf.log_softmax(1)
+        losses = functional.nll_loss(log_p, targets, reduction="none")
+    (gradient,) = torch.autograd.grad(losses, leaf, weights)
+    return gradient
+
+
+def fitted(
+    logits: Float[Tensor, "row class"], gradient: Float[Tensor, "row class"]
+) -> CrossEntropyGradient | None:
+    """Find the target and the weight of each row. Return None if they do not give every
+    bit of the gradient.
+
+    Only the entry of the target is negative, or it is 0 if p is 1 at the target. The
+    largest other entry is w p, so w is this entry divided by p, up to rounding."""
+    least = gradient.min(1)
+    targets = least.indices
+    if not bool((least.values < 0).all()):
+        targets = targets.where(least.values < 0, logits.argmax(1))
+    with torch.enable_grad():
+        leaf = logits.detach().requires_grad_()
+        log_p = leaf.log_softmax(1)
+        losses = functional.nll_loss(log_p, targets, reduction="none")
+
+    def has_other_bits(weights: Float[Tensor, " row"]) -> Bool[Tensor, " row"]:
+        (trial,) = torch.autograd.grad(losses, leaf, weights, retain_graph=True)
+        return (trial != gradient).any(1)
+
+    largest = gradient.max(1)
+    p = log_p.detach().gather(1, largest.indices[:, None])[:, 0].exp()
+    estimates = (largest.values / p).nan_to_num(0.0)  # 0/0 if p is 0 elsewhere
+    weights = estimates
+    for units in UNITS:
+        is_wrong = has_other_bits(weights)
+        if not bool(is_wrong.any()):
+            return CrossEntropyGradient(targets, weights)
+        weights = weights.where(~is_wrong, moved(estimates, units))
+
+    # If p and w p are nearly 0, their quotient has few digits. Most losses are means,
+    # so try the weight of another row.
+    common = weights[~has_other_bits(weights) & (weights > 0)]
+    if len(common):
+        weights = weights.where(~has_other_bits(weights), common.median())
+    if bool(has_other_bits(weights).any()):
+        return None
+    return CrossEntropyGradient(targets, weights)
+
+
+def moved(numbers: Tensor, units: int) -> Tensor:
+    """Return the floating-point numbers that are `units` places further from zero.
+
+    >>> moved(torch.tensor([1.0]), 1) == 1 + torch.finfo(torch.float32).eps
+    tensor([True])
+    """
+    towards = torch.full_like(numbers, torch.inf if units > 0 else 0.0).copysign(
+        numbers
+    )
+    for _ in range(abs(units)):
+        numbers = torch.nextafter(numbers, towards)
+    return numbers
+
+
+def restored(
+    content: Tensor | Mapping[str, Tensor], device: torch.device
+) -> OutputGradient:
+    """Return a stored ∂L/∂f on a device."""
+    if isinstance(content, Tensor):
+        return content.clone().to(device)
+    return CrossEntropyGradient(
+        content["targets"].clone(), content["weights"].clone()
+    ).to(device)
