@@ -125,10 +125,8 @@ def row_by_row(function: Callable[..., Tensor], axis: int, *arrays: Tensor) -> T
     if first.numel() <= CACHED_ROW_NUMBERS or axis != -1:
         return function(*arrays)
     step = max(1, CACHED_ROW_NUMBERS // first.shape[-1])
-    pieces = zip(
-        *(array.reshape(-1, array.shape[-1]).split(step) for array in arrays),
-        strict=True,
-    )
+    rows = (array.reshape(-1, array.shape[-1]) for array in arrays)
+    pieces = zip(*(torch.split(each, step) for each in rows), strict=True)
     # `cat`, because a recorded program would copy the whole result at each write
     return torch.cat([function(*piece) for piece in pieces]).view(first.shape)
 
