@@ -33,7 +33,7 @@ import pandas as pd
 
 from ntkexp.claim.claim import Claim
 from ntkexp.claim.conduct import drawn_by, judgement
-from ntkexp.claim.expectation import select_rows
+from ntkexp.claim.expectation import EXAMPLE, select_rows
 from ntkexp.claim.judge import Finding, judge_table, weigh
 from ntkexp.claim.judged import JudgedClaim
 from ntkexp.claim.look import Look
@@ -317,6 +317,8 @@ def columns_of(look: Look) -> set[str]:
     columns = {*ALWAYS}
     if any(getattr(rule, "censored", None) for rule in look.expectation):
         columns.add("censored")
+    if any(getattr(rule, "over_examples", False) for rule in look.expectation):
+        columns.add(EXAMPLE)
     for rule in look.expectation:
         columns |= {*rule.where, *rule.each, getattr(rule, "along", "")}
     return columns
