@@ -35,6 +35,7 @@ of its statistical tests (looks).
    second look agree (`records.claim.pair_verdict`).
 
 4. All claims. `ntkexp.report.claims.holm_rejections` applies Holm's correction to the p of claims.
+   Each main look that was ever taken at a claim is one of the tests (`records.register.main_looks`).
 """
 
 from __future__ import annotations

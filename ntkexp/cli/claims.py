@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -162,7 +162,7 @@ def claims(
         )
     records = [record for record in outcomes if record is not None]
     entered = registered(composed.builder.choices, claims_folder)
-    print_records(records, len(entered), quiet=quiet, as_json=as_json)
+    print_records(records, entered, quiet=quiet, as_json=as_json)
 
     # write a page about the claims in this folder, without claims whose current version
     # was not judged
@@ -397,15 +397,20 @@ def show_attempts(
 
 
 def print_records(
-    records: Sequence[ClaimRecord], registered: int, *, quiet: bool, as_json: bool
+    records: Sequence[ClaimRecord],
+    entries: Mapping[str, Sequence[RegisterEntry]],
+    *,
+    quiet: bool,
+    as_json: bool,
 ) -> None:
-    from ntkexp.report.claims import format_claims, summarise_claims
+    from ntkexp.report.claims import claim_family, format_claims, summarise_claims
 
+    family = claim_family(entries)
     if as_json:
         write_json([record.json_fields for record in records])
     elif not quiet:
-        sys.stdout.write(f"{format_claims(records, registered)}\n\n{notes(records)}")
-        sys.stdout.write(f"{summarise_claims(records, registered)}\n")
+        sys.stdout.write(f"{format_claims(records, family)}\n\n{notes(records)}")
+        sys.stdout.write(f"{summarise_claims(records, family)}\n")
 
 
 def line(record: ClaimRecord) -> str:

@@ -21,7 +21,7 @@ from ntkexp.claim.papers import (
     Fluctuations,
     GrokkingByComponent,
     KernelMovement,
-    KernelTimes,
+    KernelOperations,
     LateGeneralising,
     LayerProducts,
     LearningCurve,
@@ -37,6 +37,7 @@ from ntkexp.claim.papers import (
     TrainingBesideKernels,
     WidthSweep,
 )
+from ntkexp.claim.papers.convolutional_kernels import OperationCount, eliminate
 from ntkexp.claim.papers.lazy_and_rich import LearnedTask, ScaledNetwork, length
 from ntkexp.claim.papers.leaving_out import draw_groups, retraining
 from ntkexp.claim.trial import AbstractTrial, SideBySide
@@ -122,10 +123,38 @@ def test_a_learning_curve_is_that_of_least_squares() -> None:
         assert row["accuracy"] == right / (3 * (30 - n))
 
 
-def test_every_size_is_timed() -> None:
-    rows = KernelTimes(model=MLP(depth=1), init=INIT, sizes=(4, 8), repeats=1).rows(0)
-    assert [row["examples"] for row in rows] == [4, 8]
-    images = KernelTimes(model=CNTK(depth=2), init=INIT, shape=(1, 4, 4), sizes=(2, 3), repeats=1)
+def test_operations_of_elimination_are_counted() -> None:
+    """With k rows below, a step divides, multiplies and subtracts k numbers of a column, and multiplies and subtracts
+    k² numbers of the matrix. Back substitution multiplies and adds k numbers, subtracts and divides.
+    """
+    n, generator = 7, stream("examples", 0)
+    x = torch.randn(n, n, generator=generator, dtype=torch.float64)
+    matrix, right = x @ x.T + torch.eye(n), torch.randn(n, 1, generator=generator, dtype=torch.float64)
+    with OperationCount() as count:
+        solved = eliminate(matrix, right)
+    torch.testing.assert_close(solved, torch.linalg.solve(matrix, right))
+    with pytest.raises(Mistake, match=r"operations of aten\._linalg_solve_ex cannot be counted"), OperationCount():
+        torch.linalg.solve(matrix, right)
+    copies = n * n + n
+    assert count.operations == copies + sum(2 * k * k + 3 * k for k in range(n)) + sum(2 * k + 2 for k in range(n))
+
+
+def test_every_size_has_its_operations() -> None:
+    """Kernels have n² pairs, and fewer than 20 n other operations for each of about 100 operations of a pair."""
+    trial = KernelOperations(model=MLP(depth=1), init=INIT, sizes=(64, 128, 256))
+    few = trial.model_copy(update={"others": 64, "products": 3})
+    all_rows, few_rows = (pd.DataFrame([*one.rows(0)]) for one in (trial, few))
+    assert all_rows["examples"].tolist() == [64, 128, 256]
+    assert all_rows["kernel_operations"].diff().iloc[-1] == pytest.approx(4 * (128**2 - 64**2) * 100, rel=0.5)
+    for name, rows, power in (
+        ("kernel_operations", all_rows, 2),
+        ("kernel_operations", few_rows, 1),
+        ("solve_operations", all_rows, 3),
+        ("solve_operations", few_rows, 2),
+    ):
+        ratio = rows[name].iloc[-1] / rows[name].iloc[-2]
+        assert ratio == pytest.approx(2**power, rel=0.1)  # lower powers are about n times as small
+    images = KernelOperations(model=CNTK(depth=2), init=INIT, shape=(1, 4, 4), sizes=(2, 3))
     assert [row["examples"] for row in images.rows(0)] == [2, 3]
 
 
@@ -163,6 +192,8 @@ def test_a_trial_names_the_pool_of_its_seeds() -> None:
     assert of_trials == [f"each drawing data, for these {pool}" for pool in (digits, wine, f"{digits} or {wine}")]
     assert drawn((), LeftOutKernel(base=("data=wine", "data.seed=0"))) == ""
     assert drawn((), LeftOutKernel(base=("data=circle",))) == "each drawing data"
+    assert drawn((), KernelOperations(model=MLP(width=4), init=INIT)) == "each drawing data"
+    assert drawn((), GrokkingByComponent(modulus=3)) == "each drawing weights and data, for these 6 sums modulo 3"
 
 
 def test_a_student_learns_the_sum_of_the_parts() -> None:
