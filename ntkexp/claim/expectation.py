@@ -266,8 +266,8 @@ class AbstractAverage(AbstractExpectation):
 
     Examples: by default, the interval holds for the examples that the seeds draw from,
     such as the 357 pictures of one data set. With `over_examples`, the interval also
-    covers the choice of these examples. Then each row has one example, which the column
-    `example` identifies (see `ntkexp.report.analysis.two_way`)."""
+    accounts for the choice of the measured examples. Then each row has one example,
+    which the column `example` identifies (see `ntkexp.report.analysis.two_way`)."""
 
     strict: ClassVar[bool] = False  # True if the edges are outside of the range
     margin: float = Field(ge=0)

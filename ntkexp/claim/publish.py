@@ -449,6 +449,9 @@ def page(records: Sequence[ClaimRecord], family: ClaimFamily) -> str:
         f"{summary} Made by `ntkexp claims publish docs/claims` from the results of "
         "`ntkexp claims`, and judged again from the tables by "
         "`ntkexp claims check docs/claims`.\n\n"
+        "An interval over seeds holds for the pool of examples that the table names. An "
+        "interval over seeds and examples also accounts for the choice of the measured "
+        "examples, but not for the choice of training examples.\n\n"
         f"{table}\n\n" + "\n".join(links) + "\n"
     )
 

@@ -15,6 +15,7 @@ from ntkexp.claim.conduct import TrialJob, drawn
 from ntkexp.claim.papers import (
     AfterKernel,
     ConvolutionalAccuracy,
+    DatamodelScore,
     EndOfTraining,
     FirstKernels,
     FirstOutputs,
@@ -39,7 +40,7 @@ from ntkexp.claim.papers import (
 )
 from ntkexp.claim.papers.convolutional_kernels import OperationCount, eliminate
 from ntkexp.claim.papers.lazy_and_rich import LearnedTask, ScaledNetwork, length
-from ntkexp.claim.papers.leaving_out import draw_groups, retraining
+from ntkexp.claim.papers.leaving_out import BARE, draw_groups, retraining, score
 from ntkexp.claim.trial import AbstractTrial, SideBySide
 from ntkexp.data import Sphere, Teacher
 from ntkexp.data.images import Digits
@@ -174,6 +175,35 @@ def test_the_kernel_of_a_linear_model_does_not_depend_on_the_data() -> None:
     assert [row["train"] for row in rows] == [4, 4, 4, 8, 8, 8]
     changes = {(row["train"], row["left_out"]): row["change"] for row in rows}
     assert changes == {(train, who): 0.0 for train in (4, 8) for who in ("one", "half", "nobody")}
+
+
+def test_scores_name_their_queries() -> None:
+    """Examples of a fixed data set have the same name for every seed, and different examples have different names."""
+    words = ("data=digits", "data.train=8", "data.query=60", "data.test=0", "steps=2", "path.count=2", "model.width=4")
+    trial = DatamodelScore(base=words, groups=4)
+    rows = {seed: pd.DataFrame([*trial.rows(seed)]) for seed in (0, 1)}
+    names = {}
+    for seed, of_seed in rows.items():
+        assert of_seed.groupby("method")["example"].nunique().tolist() == [60] * 5
+        query = Digits(train=8, query=60, test=0).split(seed).query
+        names[seed] = dict(zip(query.index.tolist(), of_seed["example"], strict=False))
+    common = {*names[0]} & {*names[1]}
+    assert len(common) > 3
+    assert all(names[0][index] == names[1][index] for index in common)
+    assert len({*rows[0]["example"]} & {*rows[1]["example"]}) == len(common)
+
+
+def test_the_score_of_a_method_is_a_mean_over_queries() -> None:
+    trial = DatamodelScore(base=(*WORDS, "model.activation=tanh"), groups=6)
+    rows = pd.DataFrame([*trial.rows(3)])
+    retrained = retraining([*trial.base, "path.rule=[secant,left]", *BARE], 3)
+    groups = draw_groups(4, 6, 8, seed=3)
+    contributions = retrained.outcome.matrices.query_contributions("secant")[:, 0]
+    actual = retrained.outputs_without(groups)[:, :, 0]
+    expected = score(groups @ contributions.t(), actual)
+    means = rows.groupby("method")["score"].mean()
+    assert means["contributions"] == pytest.approx(expected, abs=1e-12)
+    assert set(means.index) == {"contributions", "tracin", "last_gradient", "input", "shuffled"}
 
 
 @pytest.mark.slow

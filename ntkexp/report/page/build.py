@@ -172,7 +172,7 @@ def write_claims(
     make_folder(folder)
     attempts = attempts or {}
     family = claim_family(attempts)
-    caption = "Claims, with 95 % intervals over seeds; stands: by Holm's correction over all of their size, at 5 %"
+    caption = "Claims, with 95 % intervals; stands: by Holm's correction over all main looks of their size, at 5 %"
     links = [f"#{claim_anchor(record)}" for record in records]
     page = fill(
         "claims.html",
