@@ -235,16 +235,20 @@ def judged(
 
 
 def warn_of_second_choice(attempts: Sequence[RegisterEntry]) -> None:
-    """Warn if the main look (statistical test) of the latest judgement does not count.
+    """Warn if the latest judgement measured an unchanged look again, with other
+    numbers.
 
-    This is the case if an earlier look with the same specification and number of seeds
-    came to another verdict, with other numbers."""
-    from ntkexp.records.register import refuse_second_choice
+    If the verdict is another one, this look does not count. Otherwise, both looks are
+    part of Holm's correction."""
+    from ntkexp.records.register import describe_repetition, refuse_second_choice
 
     try:
         refuse_second_choice(attempts, attempts[-1].looks[-1])
+        warning = describe_repetition(attempts)
     except Mistake as mistake:
-        sys.stderr.write(f"{mistake}\n")
+        warning = str(mistake)
+    if warning:
+        sys.stderr.write(f"{warning}\n")
 
 
 # --- The register: every version of every claim, with all its test results.

@@ -55,6 +55,7 @@ from ntkexp.records.atomic import (
     write_atomically,
 )
 from ntkexp.records.claim import ClaimRecord
+from ntkexp.text import short
 
 REGISTER, REGISTER_SEAL = "register.jsonl", "register.seal"
 FIRST_REASON = "first version that was registered"
@@ -503,6 +504,22 @@ def measurements(attempt: RegisterEntry) -> list[dict[str, Any]]:
         for look in attempt.looks
         if look["size"] == "default" and "again" not in look
     ]
+
+
+def describe_repetition(attempts: Sequence[RegisterEntry]) -> str:
+    """If the last measurement repeated an unchanged main look with another figure, say
+    so. Otherwise return ""."""
+    looks = [look["looks"]["main"] for look in looks_of_last_version(attempts, "main")]
+    for first in looks[:-1]:
+        last = looks[-1]
+        same_seeds = first["seeds"] == last["seeds"]
+        if same_seeds and not same_outcome(first["figure"], last["figure"]):
+            return (
+                f"{attempts[-1].name}: an earlier look at the same specification had the "
+                f"figure {short(first['figure'])}, and this look has {short(last['figure'])}; "
+                "Holm's correction counts both looks"
+            )
+    return ""
 
 
 def main_looks(attempts: Sequence[RegisterEntry]) -> int:

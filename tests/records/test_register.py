@@ -17,6 +17,7 @@ from ntkexp.records.register import (
     REGISTER,
     REGISTER_SEAL,
     Register,
+    describe_repetition,
     main_looks,
     refuse_second_choice,
 )
@@ -175,6 +176,21 @@ def test_every_main_look_is_counted(register: Register, figures: list[float], lo
     register.record(look("b", size="quick", figure=9.0), ABOUT)
     register.record(look("b", figure=8.0), ABOUT, again=str(ABOUT["date"]), reason="The rules were amended.")
     assert main_looks(register.attempts("mine")) == looks
+
+
+@pytest.mark.parametrize(
+    ("figure", "warning"),
+    [
+        (1.1 + 1e-9, ""),  # a repetition
+        (1.3, "mine: an earlier look at the same specification had the figure 1.1, and this look has 1.3; Holm's"),
+    ],
+)
+def test_another_figure_of_an_unchanged_look_is_named(register: Register, figure: float, warning: str) -> None:
+    for hour, found in enumerate((1.1, figure)):
+        register.record(look("b", figure=found), ABOUT | {"date": f"2026-11-25T{hour:02}:00:00+00:00"})
+    text = describe_repetition(register.attempts("mine"))
+    assert text.startswith(warning)
+    assert bool(text) == bool(warning)
 
 
 def test_planned_stages_are_one_look(register: Register) -> None:
