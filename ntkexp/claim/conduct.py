@@ -524,6 +524,8 @@ def drawn(
         if isinstance(source, AbstractSource) and source.seed is None
     ]
     words = "each drawing data" if drawing else ""
+    if trial is not None and not trial_sources:
+        words = trial.draws
     if run_sources:
         words = drawn_words(
             getattr(source, "seed", None) is not None for source in run_sources

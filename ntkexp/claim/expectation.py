@@ -31,13 +31,17 @@ from ntkexp.records.sweep import Expected, level
 from ntkexp.report.analysis.estimate import Estimate, mean_of
 from ntkexp.report.analysis.laws import limit
 from ntkexp.report.analysis.power_law import power_law
+from ntkexp.report.analysis.two_way import two_way_mean
 from ntkexp.text import percent, short
 
-LATER_FIELDS = ("each", "within", "censored")
+LATER_FIELDS = ("each", "within", "censored", "over_examples")
 """Fields that rules did not have when the first claims were registered. Digests omit
 such a field unless it is set, so that old digests stay valid."""
 
 
+EXAMPLE = "example"
+"""The column that identifies the example of a row, such as a test picture. Equal
+identifiers mean the same example, for all seeds."""
 EXACT_MARGIN = 1e-9
 """The largest margin that needs no reason, because it only covers rounding."""
 
@@ -54,6 +58,8 @@ class Interval:
         doubt: If not empty, the reason why the verdict must be `undecided`.
         null: The figure that is expected if the claim is false, on the scale of
             `expected`. None if the verdict cannot be `below minimum`.
+        over_examples: True if the interval also covers random examples. Then more seeds
+            alone may not narrow it.
     """
 
     estimate: Estimate
@@ -63,6 +69,7 @@ class Interval:
     log: bool = False
     note: str = ""
     doubt: str = ""
+    over_examples: bool = False
 
 
 @dataclass(frozen=True)
@@ -255,7 +262,12 @@ class AbstractAverage(AbstractExpectation):
     Censoring: a measurement that ended early may yield only a bound of its value. Its
     row then has a 1 in the column `censored`, and the bound as its value. The field
     `censored` of the rule says on which side of the bound the true value lies, `below`
-    or `above` (see `ntkexp.claim.judge.judge_rows`)."""
+    or `above` (see `ntkexp.claim.judge.judge_rows`).
+
+    Examples: by default, the interval holds for the examples that the seeds draw from,
+    such as the 357 pictures of one data set. With `over_examples`, the interval also
+    accounts for the choice of the measured examples. Then each row has one example,
+    which the column `example` identifies (see `ntkexp.report.analysis.two_way`)."""
 
     strict: ClassVar[bool] = False  # True if the edges are outside of the range
     margin: float = Field(ge=0)
@@ -263,6 +275,16 @@ class AbstractAverage(AbstractExpectation):
     rows: Literal["mean", "least", "largest"] = "mean"
     within: tuple[float, float] | None = None
     censored: Literal["below", "above"] | None = None
+    over_examples: bool = False
+
+    @model_validator(mode="after")
+    def refuse_extremes_over_examples(self) -> Self:
+        if self.over_examples and self.rows != "mean":
+            raise Mistake(
+                f"over_examples with rows: {self.rows}: the interval over examples is that "
+                "of a mean; leave one of them out"
+            )
+        return self
 
     @model_validator(mode="after")
     def refuse_ends(self) -> Self:
@@ -315,6 +337,11 @@ class AbstractAverage(AbstractExpectation):
     def scaled_margin(self) -> float:
         return math.log1p(self.margin) if self.is_log else self.margin
 
+    @property
+    def whole_words(self) -> str:
+        words = super().whole_words
+        return f"{words} over seeds and examples" if self.over_examples else words
+
     def evidence(self, table: pd.DataFrame) -> Interval:
         figures = self.figures(table)
         if self.within is not None:
@@ -326,15 +353,31 @@ class AbstractAverage(AbstractExpectation):
                     f"{short(outside[0])}, which is outside; give a range that contains "
                     "it"
                 )
-        estimate = replace(mean_of(figures), within=self.within)
-        return Interval(estimate, self.expected, strict=self.strict, log=self.is_log)
+        if self.over_examples:
+            find_column(table, EXAMPLE, "over_examples")
+            numbers = self.averages(table, ["seed", EXAMPLE])
+            pairs = numbers.index.to_frame()
+            estimate = two_way_mean(
+                pairs["seed"].tolist(), pairs[EXAMPLE].tolist(), numbers.tolist()
+            )
+        else:
+            estimate = mean_of(figures)
+        return Interval(
+            replace(estimate, within=self.within),
+            self.expected,
+            strict=self.strict,
+            log=self.is_log,
+            over_examples=self.over_examples,
+        )
 
     def figures(self, table: pd.DataFrame) -> list[float]:
         """Return the figure of each seed: the mean, minimum or maximum of its rows. For
         `scale: log`, use the logarithms of the rows."""
-        return self.per_seed(table).tolist()
+        return self.averages(table, ["seed"]).tolist()
 
-    def per_seed(self, table: pd.DataFrame) -> pd.Series[float]:
+    def averages(self, table: pd.DataFrame, keys: list[str]) -> pd.Series[float]:
+        """Return the mean, minimum or maximum of the rows for each value of the columns
+        `keys`."""
         values = table["value"].astype(float)
         if self.is_log:
             if (values <= 0).any():
@@ -342,10 +385,9 @@ class AbstractAverage(AbstractExpectation):
                     "scale: log takes figures above 0, and some are not; write scale: linear"
                 )
             values = values.map(math.log)
-        figures: pd.Series[float] = values.groupby(table["seed"]).agg(
-            AGGREGATIONS[self.rows]
-        )
-        return figures
+        groups = values.groupby([table[key] for key in keys])
+        averages: pd.Series[float] = groups.agg(AGGREGATIONS[self.rows])
+        return averages
 
 
 class Bound(AbstractAverage):
@@ -446,17 +488,17 @@ class Order(AbstractAverage):
             return f"{self.above} > {short(1 + self.margin)} × {self.below}"
         return f"{self.above} − {self.below} > {short(self.margin)}"
 
-    def figures(self, table: pd.DataFrame) -> list[float]:
+    def averages(self, table: pd.DataFrame, keys: list[str]) -> pd.Series[float]:
         find_column(table, self.along, "along")
-        above = self.per_seed(select_rows(table, {self.along: self.above}))
-        below = self.per_seed(select_rows(table, {self.along: self.below}))
-        differences = (above - below).dropna()
+        above = super().averages(select_rows(table, {self.along: self.above}), keys)
+        below = super().averages(select_rows(table, {self.along: self.below}), keys)
+        differences: pd.Series[float] = (above - below).dropna()
         if len(differences) < max(len(above), len(below)):
             raise Mistake(
                 f"along={self.along}: some seeds are at {self.above} or {self.below} alone, "
                 "and have no pair"
             )
-        return differences.tolist()
+        return differences
 
 
 # --- Rules along an axis.

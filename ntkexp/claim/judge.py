@@ -1,8 +1,9 @@
 """The judge: compute the verdict on a claim from the tables
 of its statistical tests (looks).
 
-1. One part (rule) of the expectation. Seeds are the independent units. The rows give one figure per
-   seed, for n seeds with mean m and standard deviation s:
+1. One part (rule) of the expectation. Seeds are the independent units, or seeds and examples
+   (`over_examples`, see `analysis.two_way`). The rows give one figure per seed, for n seeds with
+   mean m and standard deviation s:
 
        interval = m ± t_{ν, 97.5 %} s/√n,  ν = n − 1      range = value ± margin, or one-sided
 
@@ -34,6 +35,7 @@ of its statistical tests (looks).
    second look agree (`records.claim.pair_verdict`).
 
 4. All claims. `ntkexp.report.claims.holm_rejections` applies Holm's correction to the p of claims.
+   Each main look that was ever taken at a claim is one of the tests (`records.register.main_looks`).
 """
 
 from __future__ import annotations
@@ -238,6 +240,8 @@ def judge_interval(evidence: Interval, level: float = LEVEL) -> Finding:
     finding = Finding("undecided", estimate.value, low, high, note=evidence.note)
     if not estimate.known or math.isnan(estimate.value):
         finding = replace(finding, note=evidence.note or "there is no interval")
+    elif comparison.where == "across" and evidence.over_examples:
+        pass  # it is unknown how much more seeds alone would help
     elif comparison.where == "across":
         finding = replace(finding, more=comparison.more)
         if not comparison.more:

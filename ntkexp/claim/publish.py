@@ -33,7 +33,7 @@ import pandas as pd
 
 from ntkexp.claim.claim import Claim
 from ntkexp.claim.conduct import drawn_by, judgement
-from ntkexp.claim.expectation import select_rows
+from ntkexp.claim.expectation import EXAMPLE, select_rows
 from ntkexp.claim.judge import Finding, judge_table, weigh
 from ntkexp.claim.judged import JudgedClaim
 from ntkexp.claim.look import Look
@@ -78,7 +78,12 @@ from ntkexp.records.register import (
     refuse_second_choice,
     same_outcome,
 )
-from ntkexp.report.claims import summarise_claims, tabulate_claims
+from ntkexp.report.claims import (
+    ClaimFamily,
+    claim_family,
+    summarise_claims,
+    tabulate_claims,
+)
 from ntkexp.report.tables import escaped, format_csv, format_markdown
 from ntkexp.text import counted, printable
 
@@ -155,7 +160,7 @@ def publish(
     names = sorted(rows)
     write_atomically(folder / VERDICTS_FILE, to_text([rows[name] for name in names]))
     shown = [published_record(folder, rows[name]) for name in names]
-    write_atomically(folder / PAGE, page(shown, len(standing)))
+    write_atomically(folder / PAGE, page(shown, claim_family(entries)))
     files = files_of([rows[name] for name in names])
     write_digests(folder, [file for file in files if (folder / file).is_file()])
     return names
@@ -317,6 +322,8 @@ def columns_of(look: Look) -> set[str]:
     columns = {*ALWAYS}
     if any(getattr(rule, "censored", None) for rule in look.expectation):
         columns.add("censored")
+    if any(getattr(rule, "over_examples", False) for rule in look.expectation):
+        columns.add(EXAMPLE)
     for rule in look.expectation:
         columns |= {*rule.where, *rule.each, getattr(rule, "along", "")}
     return columns
@@ -424,15 +431,12 @@ PAGE_COLUMNS = (
 )
 
 
-def page(records: Sequence[ClaimRecord], registered: int) -> str:
+def page(records: Sequence[ClaimRecord], family: ClaimFamily) -> str:
     """Return the text of README.md: a summary, a table of the verdicts,
-    and links to the tables.
-
-    `registered` is the number of claims in the register.
-    """
-    table = format_markdown(tabulate_claims(records, registered).select(*PAGE_COLUMNS))
-    summary = summarise_claims(records, registered)
-    if unjudged := registered - len(records):
+    and links to the tables."""
+    table = format_markdown(tabulate_claims(records, family).select(*PAGE_COLUMNS))
+    summary = summarise_claims(records, family)
+    if unjudged := family.registered - len(records):
         summary += (
             f" Not judged for this page: {counted(unjudged, 'claim')} of the register."
         )
@@ -445,6 +449,9 @@ def page(records: Sequence[ClaimRecord], registered: int) -> str:
         f"{summary} Made by `ntkexp claims publish docs/claims` from the results of "
         "`ntkexp claims`, and judged again from the tables by "
         "`ntkexp claims check docs/claims`.\n\n"
+        "An interval over seeds holds for the pool of examples that the table names. An "
+        "interval over seeds and examples also accounts for the choice of the measured "
+        "examples, but not for the choice of training examples.\n\n"
         f"{table}\n\n" + "\n".join(links) + "\n"
     )
 
@@ -499,7 +506,7 @@ def check(
         if draws:
             refuse_other_draws(folder, row, draws_of(claim, composer, trust))
     shown = [published_record(folder, row) for row in rows]
-    if contents[PAGE] != page(shown, len(entries)).encode():
+    if contents[PAGE] != page(shown, claim_family(entries)).encode():
         raise Mistake(
             f"{folder / PAGE} is not the page of these verdicts among "
             f"{counted(len(entries), 'claim')} in the register; "

@@ -10,6 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import ClassVar, Self
 
 import numpy as np
@@ -26,6 +27,10 @@ from ntkexp.report.run import Run
 HEAD_COLUMNS = ("runs", "run", "seed", "state", "reason")
 """Columns that hold no measurement. The column `runs` holds the name
 of the sweep, or `trial`."""
+
+DIGEST_DIGITS = 10
+"""The number of hexadecimal digits that identify an example. Two of 1,000 examples have
+the same digits with probability 5e-7."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +83,20 @@ class Measured:
             values = [row[name] for row in numbers]
             parts.append(self.table.assign(quantity=name, value=values))
         return pd.concat(parts, ignore_index=True)
+
+
+def example_ids(shown: NDArray[np.generic]) -> list[int]:
+    """Return a number for each example, for the column `example` of a table.
+
+    The numbers are digests of the inputs before standardisation. So an example of a
+    fixed data set has the same number for every seed, and generated examples have
+    different numbers.
+
+    >>> example_ids(np.array([[0.0, 1.0], [2.0, 3.0]])) == example_ids(np.array([[0.0, 1.0], [2.0, 4.0]]))
+    False
+    """
+    rows = np.ascontiguousarray(shown)
+    return [int(sha256(row.tobytes()).hexdigest()[:DIGEST_DIGITS], 16) for row in rows]
 
 
 class AbstractQuantity(Component, ABC):

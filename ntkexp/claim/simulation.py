@@ -7,7 +7,7 @@ A design is a look (statistical test) with several stages or parts
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import singledispatch
 
@@ -16,6 +16,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from ntkexp.claim.expectation import (
+    EXAMPLE,
     AbstractAverage,
     AbstractExpectation,
     Bound,
@@ -36,6 +37,8 @@ from ntkexp.records.claim import BELOW_MINIMUM, pair_verdict
 
 SEEDS = 5
 """The number of seeds of a random table."""
+SHARED_EXAMPLES = 20
+"""The number of examples of a random table, which all seeds share."""
 POSITIONS = (1.0, 2.0, 4.0, 8.0, 16.0)
 """The positions along the axis of a random power law."""
 
@@ -81,7 +84,10 @@ def _(
     seeds: int = SEEDS,
 ) -> pd.DataFrame:
     """Draw one figure per seed, with a standard deviation of 0.4 times the margin, or
-    0.4 if the margin is 0."""
+    0.4 if the margin is 0.
+
+    If the rule is about seeds and examples, draw a number for each seed and example.
+    Seeds, examples and residuals then have this standard deviation."""
     expected = rule.expected
     unit = rule.scaled_margin or 1.0
     if offset < 0 and expected.bound is None:
@@ -90,20 +96,35 @@ def _(
         truth = expected.low - offset * unit
     else:
         truth = expected.high + offset * unit
-    figures = truth + 0.4 * unit * generator.standard_normal(seeds)
-    return table_of(rule, np.exp(figures) if rule.is_log else figures)
+    sd = 0.4 * unit
+    figures = truth + sd * generator.standard_normal(seeds)
+    labels = {"seed": np.arange(seeds)}
+    if rule.over_examples:
+        shape = (seeds, SHARED_EXAMPLES)
+        figures = figures[:, None] + sd * generator.standard_normal(SHARED_EXAMPLES)
+        figures = (figures + sd * generator.standard_normal(shape)).ravel()
+        seed, example = np.indices(shape)
+        labels = {"seed": seed.ravel(), EXAMPLE: example.ravel()}
+    return table_of(rule, np.exp(figures) if rule.is_log else figures, labels)
 
 
-def table_of(rule: AbstractAverage, figures: NDArray[np.float64]) -> pd.DataFrame:
-    """Return a table with one figure for each seed, in the form that `rule` reads."""
-    seeds = [*range(len(figures))]
+def table_of(
+    rule: AbstractAverage,
+    figures: NDArray[np.float64],
+    labels: Mapping[str, NDArray[np.int64]],
+) -> pd.DataFrame:
+    """Return a table with these figures, in the form that `rule` reads. `labels` are
+    the columns that label the figures, such as the seed."""
+    table = pd.DataFrame({**labels, "value": figures})
     if not isinstance(rule, Order):
-        return pd.DataFrame({"seed": seeds, "value": figures})
-    base = np.ones_like(figures)
-    above = base * figures if rule.is_log else base + figures
-    levels = [rule.above] * len(figures) + [rule.below] * len(figures)
-    return pd.DataFrame(
-        {rule.along: levels, "seed": seeds * 2, "value": [*above, *base]}
+        return table
+    above = figures if rule.is_log else 1 + figures
+    return pd.concat(
+        [
+            table.assign(**{rule.along: rule.above, "value": above}),
+            table.assign(**{rule.along: rule.below, "value": 1.0}),
+        ],
+        ignore_index=True,
     )
 
 
@@ -173,6 +194,7 @@ SIMULATED_RULES: tuple[AbstractExpectation, ...] = (
     Order(along="rule", above="left", below="secant", margin=0.1),
     Order(along="rule", above="left", below="secant", margin=0.5, scale="log"),
     Equality(value=1.0, margin=0.1),
+    Equality(value=1.0, margin=0.1, over_examples=True),
     Location(along="width", value=64.0, margin=0.25),
 )
 
@@ -224,7 +246,7 @@ def try_judging(
         for word in WRONG_VERDICTS[truth]
     ]
     return Tried(
-        rule=f"{rule.option}: {rule.words}",
+        rule=f"{rule.option}: {rule.whole_words}",
         tables=tables,
         false=max(wrong) / tables,
         support=verdicts[-1.0].count("supported") / tables,
@@ -325,6 +347,13 @@ DESIGNS = (
     JudgingDesign(
         "a pair of looks at 6 and 24 seeds, of two parts",
         look_of(EQUAL, FALLS, planned=(6, 24)),
+        pair=True,
+    ),
+    JudgingDesign(
+        "a pair of looks over seeds and examples",
+        look_of(
+            Bound(limit=1.0, margin=0.1, side="upper", over_examples=True), planned=(8,)
+        ),
         pair=True,
     ),
     JudgingDesign(

@@ -43,6 +43,12 @@ class AbstractTrial(Component, ABC):
         Equal seeds must give equal rows.
         """
 
+    @property
+    def draws(self) -> str:
+        """A text that says what a seed draws at random, for a trial without a data
+        source (see `ntkexp.claim.conduct.drawn`)."""
+        return ""
+
 
 class SideBySide(AbstractTrial):
     """Several trials with the same seed. In each row, the column `runs` names the

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -162,7 +162,7 @@ def claims(
         )
     records = [record for record in outcomes if record is not None]
     entered = registered(composed.builder.choices, claims_folder)
-    print_records(records, len(entered), quiet=quiet, as_json=as_json)
+    print_records(records, entered, quiet=quiet, as_json=as_json)
 
     # write a page about the claims in this folder, without claims whose current version
     # was not judged
@@ -235,16 +235,20 @@ def judged(
 
 
 def warn_of_second_choice(attempts: Sequence[RegisterEntry]) -> None:
-    """Warn if the main look (statistical test) of the latest judgement does not count.
+    """Warn if the latest judgement measured an unchanged look again, with other
+    numbers.
 
-    This is the case if an earlier look with the same specification and number of seeds
-    came to another verdict, with other numbers."""
-    from ntkexp.records.register import refuse_second_choice
+    If the verdict is another one, this look does not count. Otherwise, both looks are
+    part of Holm's correction."""
+    from ntkexp.records.register import describe_repetition, refuse_second_choice
 
     try:
         refuse_second_choice(attempts, attempts[-1].looks[-1])
+        warning = describe_repetition(attempts)
     except Mistake as mistake:
-        sys.stderr.write(f"{mistake}\n")
+        warning = str(mistake)
+    if warning:
+        sys.stderr.write(f"{warning}\n")
 
 
 # --- The register: every version of every claim, with all its test results.
@@ -397,15 +401,20 @@ def show_attempts(
 
 
 def print_records(
-    records: Sequence[ClaimRecord], registered: int, *, quiet: bool, as_json: bool
+    records: Sequence[ClaimRecord],
+    entries: Mapping[str, Sequence[RegisterEntry]],
+    *,
+    quiet: bool,
+    as_json: bool,
 ) -> None:
-    from ntkexp.report.claims import format_claims, summarise_claims
+    from ntkexp.report.claims import claim_family, format_claims, summarise_claims
 
+    family = claim_family(entries)
     if as_json:
         write_json([record.json_fields for record in records])
     elif not quiet:
-        sys.stdout.write(f"{format_claims(records, registered)}\n\n{notes(records)}")
-        sys.stdout.write(f"{summarise_claims(records, registered)}\n")
+        sys.stdout.write(f"{format_claims(records, family)}\n\n{notes(records)}")
+        sys.stdout.write(f"{summarise_claims(records, family)}\n")
 
 
 def line(record: ClaimRecord) -> str:

@@ -55,6 +55,7 @@ from ntkexp.records.atomic import (
     write_atomically,
 )
 from ntkexp.records.claim import ClaimRecord
+from ntkexp.text import short
 
 REGISTER, REGISTER_SEAL = "register.jsonl", "register.seal"
 FIRST_REASON = "first version that was registered"
@@ -454,35 +455,97 @@ def refuse_common_seeds(where: str, before: Json, after: Json) -> None:
 def refuse_second_choice(
     attempts: Sequence[RegisterEntry], recorded: Mapping[str, Any]
 ) -> None:
-    """Raise if the first test of the same main look had other numbers and another
-    verdict than the outcome `recorded` of the last entry.
+    """Raise if the first test of the same main or second look had other numbers and
+    another verdict than the outcome `recorded` of the last entry.
 
-    Two main looks are the same if they have the same specification and the same number
-    of seeds. The first outcome counts, even if the control, the statement or the second
-    look was changed later. If the numbers are equal, the verdicts may differ, because a
-    verdict also depends on the control."""
-    versions = [fields_of_look(fields, "main") for fields in merged_fields(attempts)]
-    looks = [
+    Two looks are the same if they have the same specification and the same number of
+    seeds. The first outcome counts, even if the control or the statement was changed
+    later. If the numbers are equal, the verdicts may differ, because a verdict also
+    depends on the control."""
+    for name in ("main", "second"):
+        looks = looks_of_last_version(attempts, name)
+        measured = measured_look(looks, recorded)
+        seeds = measured["looks"][name]["seeds"]
+        first = next(
+            (look for look in looks if look["looks"][name]["seeds"] == seeds), measured
+        )
+        outcomes = [look["looks"][name] for look in (first, measured)]
+        verdicts = [outcome["verdict"] for outcome in outcomes]
+        numbers = [(outcome["figure"], *outcome["interval"]) for outcome in outcomes]
+        if verdicts[0] != verdicts[1] and not same_outcome(
+            [*numbers[0]], [*numbers[1]]
+        ):
+            raise Mistake(
+                f"{attempts[-1].name}: the {name} look of {measured['date'][:10]} was "
+                f"{verdicts[1]}, but the first look at the same specification, of "
+                f"{first['date'][:10]}, was {verdicts[0]}; the first one counts"
+            )
+
+
+def looks_of_last_version(
+    attempts: Sequence[RegisterEntry], name: str
+) -> list[dict[str, Any]]:
+    """Return the measurements at default size of all entries whose look `name` has the
+    same specification as in the last entry."""
+    versions = [fields_of_look(fields, name) for fields in merged_fields(attempts)]
+    return [
         look
         for attempt, version in zip(attempts, versions, strict=True)
         if version == versions[-1]
+        for look in measurements(attempt)
+    ]
+
+
+def measurements(attempt: RegisterEntry) -> list[dict[str, Any]]:
+    """Return the looks at default size that measured something. Omit looks that judged
+    earlier tables again."""
+    return [
+        look
         for look in attempt.looks
         if look["size"] == "default" and "again" not in look
     ]
-    measured = measured_look(looks, recorded)
-    seeds = measured["looks"]["main"]["seeds"]
-    first = next(
-        (look for look in looks if look["looks"]["main"]["seeds"] == seeds), measured
-    )
-    outcomes = [look["looks"]["main"] for look in (first, measured)]
-    verdicts = [outcome["verdict"] for outcome in outcomes]
-    numbers = [(outcome["figure"], *outcome["interval"]) for outcome in outcomes]
-    if verdicts[0] != verdicts[1] and not same_outcome([*numbers[0]], [*numbers[1]]):
-        raise Mistake(
-            f"{attempts[-1].name}: the main look of {measured['date'][:10]} was {verdicts[1]}, but "
-            f"the first look at the same specification, of {first['date'][:10]}, was "
-            f"{verdicts[0]}; the first one counts"
-        )
+
+
+def describe_repetition(attempts: Sequence[RegisterEntry]) -> str:
+    """If the last measurement repeated an unchanged main look with another figure, say
+    so. Otherwise return ""."""
+    looks = [look["looks"]["main"] for look in looks_of_last_version(attempts, "main")]
+    for first in looks[:-1]:
+        last = looks[-1]
+        same_seeds = first["seeds"] == last["seeds"]
+        if same_seeds and not same_outcome(first["figure"], last["figure"]):
+            return (
+                f"{attempts[-1].name}: an earlier look at the same specification had the "
+                f"figure {short(first['figure'])}, and this look has {short(last['figure'])}; "
+                "Holm's correction counts both looks"
+            )
+    return ""
+
+
+def main_looks(attempts: Sequence[RegisterEntry]) -> int:
+    """Count the main looks that were taken at all versions of a claim, at least 1.
+
+    Each of them is a test, and has its part in the correction for multiple tests. A
+    repetition with the same figure is the same look. The planned stages of a look share
+    one error probability, so they count as one look."""
+    figures: list[list[Json]] = []
+    looks_by_stage: dict[tuple[str, int], int] = {}
+    for attempt, fields in zip(attempts, merged_fields(attempts), strict=True):
+        specification = json.dumps(fields_of_look(fields, "main"), sort_keys=True)
+        for look in measurements(attempt):
+            main = look["looks"]["main"]
+            figure = [main["figure"], main["seeds"]]
+            if any(same_outcome(figure, other) for other in figures):
+                continue
+            figures.append(figure)
+            stage = specification, main["seeds"]
+            looks_by_stage[stage] = looks_by_stage.get(stage, 0) + 1
+    specifications = {specification for specification, _ in looks_by_stage}
+    looks = [
+        max(count for stage, count in looks_by_stage.items() if stage[0] == one)
+        for one in specifications
+    ]
+    return max(1, sum(looks))
 
 
 def refuse_without_reason(

@@ -6,7 +6,9 @@ The verdict on a claim combines its main test and its second test
 (`ClaimRecord.verdict`). p₍ₖ₎ is the k-th smallest of the m p-values of all claims of
 one size, including registered claims that are not judged yet. p is doubled, because a
 verdict may support or refute a claim. Undecided, unreplicated and unjudged claims have
-p = 1.
+p = 1. So has each further main look at a claim, such as a look at an earlier version
+(`ntkexp.records.register.main_looks`): a claim that is looked at until it is supported
+pays for each look.
 
 Deterministic claims have no p, and always survive. Identities are exact by
 construction, and do not belong to the m claims.
@@ -18,7 +20,8 @@ construction, and do not belong to the m claims.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from ntkexp.records.claim import (
     BELOW_MINIMUM,
@@ -29,7 +32,7 @@ from ntkexp.records.claim import (
     Judgement,
     pool_of,
 )
-from ntkexp.records.register import RegisterEntry
+from ntkexp.records.register import RegisterEntry, main_looks, merged_fields
 from ntkexp.report.tables import Column, Table, format_text, text_column
 from ntkexp.text import MISSING, counted, listed, short
 
@@ -44,14 +47,47 @@ ON_TERMINAL = (
 )
 
 
-def tabulate_claims(records: Sequence[ClaimRecord], registered: int = 0) -> Table:
+@dataclass(frozen=True)
+class ClaimFamily:
+    """The tests over which Holm's correction is made, in addition to the shown claims.
+
+    Attributes:
+        registered: The number of claims in the register, including identities. It can
+            exceed the number of records. The missing claims count as undecided.
+        further: For each claim, the number of its main looks at default size, other
+            than the first. Looks at identities do not count.
+    """
+
+    registered: int = 0
+    further: Mapping[str, int] = field(default_factory=dict)
+
+    def further_looks(self, size: str) -> int:
+        """Return the number of further looks at claims of this size. Only looks at
+        default size are published, so looks of other sizes do not count."""
+        return sum(self.further.values()) if size == "default" else 0
+
+
+def claim_family(entries: Mapping[str, Sequence[RegisterEntry]]) -> ClaimFamily:
+    """Return the family of all claims of a register, given the versions of each."""
+    further = {
+        name: main_looks(attempts) - 1
+        for name, attempts in entries.items()
+        if merged_fields(attempts)[-1].get("kind") != "identity"
+    }
+    return ClaimFamily(len(entries), further)
+
+
+NO_FAMILY = ClaimFamily()
+"""The family of claims without a register."""
+
+
+def tabulate_claims(
+    records: Sequence[ClaimRecord], family: ClaimFamily = NO_FAMILY
+) -> Table:
     """Return a row for each record.
 
     The column `stands` says if the verdict survives Holm's correction. If it does not,
-    `not after correction` is appended to the verdict.
-
-    `registered` is the number of claims in the register. It can exceed the number of
-    records. The missing claims count as undecided in the correction."""
+    `not after correction` is appended to the verdict."""
     columns = (
         text_column("claim"),
         text_column("verdict"),
@@ -71,9 +107,7 @@ def tabulate_claims(records: Sequence[ClaimRecord], registered: int = 0) -> Tabl
         text_column("first expected", heading="expected"),
     )
     rows = []
-    for record, stands in zip(
-        records, standing_verdicts(records, registered), strict=True
-    ):
+    for record, stands in zip(records, standing_verdicts(records, family), strict=True):
         main = record.main
         control = record.looks.get("control")
         row = (
@@ -118,8 +152,10 @@ def format_minutes(minutes: float) -> str:
     return f"{minutes:.1f}"
 
 
-def format_claims(records: Sequence[ClaimRecord], registered: int = 0) -> str:
-    return format_text(tabulate_claims(records, registered).select(*ON_TERMINAL))
+def format_claims(
+    records: Sequence[ClaimRecord], family: ClaimFamily = NO_FAMILY
+) -> str:
+    return format_text(tabulate_claims(records, family).select(*ON_TERMINAL))
 
 
 def interval(judged: Judgement) -> str:
@@ -155,7 +191,9 @@ def shortened(expected: str) -> str:
     return first
 
 
-def summarise_claims(records: Sequence[ClaimRecord], registered: int = 0) -> str:
+def summarise_claims(
+    records: Sequence[ClaimRecord], family: ClaimFamily = NO_FAMILY
+) -> str:
     """Count the verdicts on the claims of each size. Name the claims whose verdicts do
     not survive Holm's correction.
 
@@ -172,37 +210,37 @@ def summarise_claims(records: Sequence[ClaimRecord], registered: int = 0) -> str
         where = "" if size == "default" else f" at the {size} size"
         if empirical:
             sentences.append(
-                f"{counted(len(empirical), 'claim')}{where}: {counts_of(sized, registered)}."
+                f"{counted(len(empirical), 'claim')}{where}: {counts_of(sized, family)}."
             )
-        uncorrected = uncorrected_names(sized, registered)
+        uncorrected = uncorrected_names(sized, family)
         if uncorrected:
-            family = max(len(empirical), registered - len(identities))
+            claims = max(len(empirical), family.registered - len(identities))
+            looks = family.further_looks(size)
+            more = f" and {counted(looks, 'further look')} at them" if looks else ""
             names = listed([name.replace("_", " ") for name in uncorrected])
             sentences.append(
-                f"Not after Holm's correction over all {family}, at 5 %: {names}."
+                f"Not after Holm's correction over all {claims}{more}, at 5 %: {names}."
             )
         if identities:
             sentences.append(f"{identity_sentence(identities, where)}")
     return " ".join(sentences) or "No claim was judged."
 
 
-def counts_of(records: Sequence[ClaimRecord], registered: int) -> str:
+def counts_of(records: Sequence[ClaimRecord], family: ClaimFamily) -> str:
     """Count the verdicts on empirical claims of one size, after correction.
 
     The records include identities, which are not counted.
     """
     counts = dict.fromkeys((*VERDICTS[:-2], UNCORRECTED, *VERDICTS[-2:]), 0)
-    for record, stands in zip(
-        records, standing_verdicts(records, registered), strict=True
-    ):
+    for record, stands in zip(records, standing_verdicts(records, family), strict=True):
         if not record.identity:
             counts[UNCORRECTED if stands is False else record.verdict] += 1
     return listed([f"{count} {word}" for word, count in counts.items() if count])
 
 
-def uncorrected_names(records: Sequence[ClaimRecord], registered: int) -> list[str]:
+def uncorrected_names(records: Sequence[ClaimRecord], family: ClaimFamily) -> list[str]:
     """Return the names of the claims whose verdicts do not survive the correction."""
-    verdicts = standing_verdicts(records, registered)
+    verdicts = standing_verdicts(records, family)
     return [
         record.name
         for record, stands in zip(records, verdicts, strict=True)
@@ -242,23 +280,23 @@ def outlook(record: ClaimRecord, look: str = "main") -> str:
 
 
 def standing_verdicts(
-    records: Sequence[ClaimRecord], registered: int
+    records: Sequence[ClaimRecord], family: ClaimFamily
 ) -> list[bool | None]:
     """Apply Holm's correction over all empirical claims of the same size.
 
     Return True for each verdict that survives.
 
     Return None for identities, for undecided and unreplicated claims, and for the only
-    empirical claim of a size. Registered claims without a record count as undecided.
-    The number `registered` includes identities."""
+    empirical claim of a size. Registered claims without a record count as undecided."""
     survives: dict[int, bool] = {}
     for size in {record.size for record in records}:
         sized = [place for place, record in enumerate(records) if record.size == size]
         places = [place for place in sized if not records[place].identity]
         if len(places) == 1:
             continue
-        unjudged = registered - len(sized)
-        chances = [records[place].p for place in places] + [1.0] * unjudged
+        unjudged = max(0, family.registered - len(sized))
+        others = unjudged + family.further_looks(size)
+        chances = [records[place].p for place in places] + [1.0] * others
         survives |= dict(zip(places, holm_rejections(chances), strict=False))
     return [
         survives.get(place) if record.verdict in DECIDED else None

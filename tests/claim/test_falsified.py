@@ -21,6 +21,7 @@ from ntkexp.config.compose import Composer
 from ntkexp.mistake import Mistake
 from ntkexp.records.claim import claim_records
 from ntkexp.records.register import RegisterEntry
+from ntkexp.report.claims import ClaimFamily
 from tests.claim.subject import OF_LINES, judged
 from tests.claim.test_register import written
 
@@ -83,7 +84,7 @@ def set_both(folder: Path, key: str, to: Callable[[Any], Any]) -> None:
 def write_page(folder: Path) -> None:
     """Write the page of the changed verdicts."""
     shown = [published_record(folder, row) for row in rows_of(folder)]
-    (folder / PAGE).write_text(page(shown, 2))
+    (folder / PAGE).write_text(page(shown, ClaimFamily(2)))
 
 
 def replace_text(folder: Path, file: str, old: str, new: str) -> None:

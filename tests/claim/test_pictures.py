@@ -290,6 +290,7 @@ def run_of(parts: np.ndarray[tuple[int, ...], np.dtype[np.float64]] = PARTS) -> 
             "query_index": np.arange(2),
             "train_inputs": np.array([[0.0], [1.0]]),
             "query_inputs": np.array([[0.1], [0.9]]),
+            "query_shown": np.array([[0.1], [0.9]]),
             "train_targets": np.array([[1.0], [-1.0]]),
             "query_targets": np.array([[1.0], [1.0]]),
         },
@@ -359,15 +360,18 @@ def test_stored_examples() -> None:
     quantity = StoredExamples(
         shares=("same_class", "nearest_input", "nearest_kernel", "same_example", "top_share", "chance"), top=1
     )
-    found = values(quantity, run_of()).set_index("quantity")["value"].to_dict()
-    assert found == {
-        "same_class": 0.5,
-        "nearest_input": 1.0,
-        "nearest_kernel": 0.0,  # 1/√4 against 1/√1, and 2/√4 against 0.5/√1
-        "same_example": 0.0,
-        "top_share": pytest.approx((2 / 3 + 4 / 5) / 2),
-        "chance": 0.5,
+    found = values(quantity, run_of())
+    assert found.groupby("quantity")["value"].apply(list).to_dict() == {
+        "same_class": [1.0, 0.0],
+        "nearest_input": [1.0, 1.0],
+        "nearest_kernel": [0.0, 0.0],  # 1/√4 against 1/√1, and 2/√4 against 0.5/√1
+        "same_example": [0.0, 0.0],
+        "top_share": [pytest.approx(2 / 3), pytest.approx(4 / 5)],
+        "chance": [0.5, 0.5],
     }
+    first, second = found.groupby("quantity")["example"].agg(list)["chance"]
+    assert (found["example"].to_numpy().reshape(-1, 2) == [first, second]).all()
+    assert first != second
 
 
 @pytest.mark.parametrize(

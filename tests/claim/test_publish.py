@@ -8,12 +8,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import numpy as np
 import pandas as pd
 import pytest
 
 from ntkexp.claim.conduct import circumstances, register_claim
 from ntkexp.claim.publication import VERDICTS_FILE, files_of, write_digests
 from ntkexp.claim.publish import check, judge_again, publish
+from ntkexp.claim.trial import AbstractTrial, Rows
 from ntkexp.cli.claims import registered
 from ntkexp.config.compose import Composer, composer
 from ntkexp.data import CIFAR10
@@ -21,6 +23,7 @@ from ntkexp.data.base import AbstractSource
 from ntkexp.mistake import Mistake
 from ntkexp.records.claim import ClaimRecord, claim_records
 from ntkexp.records.register import RegisterEntry
+from ntkexp.report.analysis.two_way import two_way_mean
 from tests.claim.subject import OF_LINES, Line, judged, planned
 from tests.claim.test_register import written
 
@@ -134,6 +137,36 @@ def test_tables_of_a_changed_look_are_not_judged_again(tmp_path: Path) -> None:
         made = written(tmp_path, TREE | changes)
         register = register_claim("tiny", made.builder, tmp_path / "out" / "claims", "It was not clear before.")
         assert len(judge_again(folder, made, {"tiny": register.attempts("tiny")})) == count
+
+
+class SharedExamples(AbstractTrial):
+    """Numbers at ten examples that all seeds share."""
+
+    shift: float = 0.0
+
+    def rows(self, seed: int) -> Rows:
+        noise = np.random.default_rng(seed).standard_normal(10)
+        return [{"height": 0.1 * k + self.shift + 0.1 * noise[k], "example": k, "other": 1.0} for k in range(10)]
+
+
+def test_published_rows_over_examples_name_the_examples(tmp_path: Path) -> None:
+    rule = {"_target_": "ntkexp.claim.expectation.Bound", "limit": 1, "side": "upper", "margin": 0}
+    tree = TREE | {
+        "trial": {"_target_": f"{__name__}.SharedExamples"},
+        "expectation": rule | {"over_examples": True},
+        "null": 2,
+        "control": {"trial": {"shift": 2.0}},
+        "second": {},
+    }
+    (made, records, entries), folder = looked_at(tmp_path, tree), tmp_path / "docs"
+    publish(folder, made, records, entries)
+    (row,) = json.loads((folder / VERDICTS_FILE).read_text())
+    assert (row["verdict"], row["expected"]) == ("supported", "≤ 1 ± 0 over seeds and examples")
+    table = pd.read_csv(folder / "tiny" / "main.csv")
+    assert {*table} == {"runs", "seed", "example", "value"}
+    expected = two_way_mean(table["seed"].tolist(), table["example"].tolist(), table["value"].tolist())
+    assert row["interval"] == pytest.approx([expected.low, expected.high], rel=1e-12)
+    assert check(folder, made, entries) == ["tiny"]
 
 
 @dataclass

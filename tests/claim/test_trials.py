@@ -15,13 +15,14 @@ from ntkexp.claim.conduct import TrialJob, drawn
 from ntkexp.claim.papers import (
     AfterKernel,
     ConvolutionalAccuracy,
+    DatamodelScore,
     EndOfTraining,
     FirstKernels,
     FirstOutputs,
     Fluctuations,
     GrokkingByComponent,
     KernelMovement,
-    KernelTimes,
+    KernelOperations,
     LateGeneralising,
     LayerProducts,
     LearningCurve,
@@ -37,8 +38,9 @@ from ntkexp.claim.papers import (
     TrainingBesideKernels,
     WidthSweep,
 )
+from ntkexp.claim.papers.convolutional_kernels import OperationCount, eliminate
 from ntkexp.claim.papers.lazy_and_rich import LearnedTask, ScaledNetwork, length
-from ntkexp.claim.papers.leaving_out import draw_groups, retraining
+from ntkexp.claim.papers.leaving_out import BARE, draw_groups, retraining, score
 from ntkexp.claim.trial import AbstractTrial, SideBySide
 from ntkexp.data import Sphere, Teacher
 from ntkexp.data.images import Digits
@@ -122,10 +124,38 @@ def test_a_learning_curve_is_that_of_least_squares() -> None:
         assert row["accuracy"] == right / (3 * (30 - n))
 
 
-def test_every_size_is_timed() -> None:
-    rows = KernelTimes(model=MLP(depth=1), init=INIT, sizes=(4, 8), repeats=1).rows(0)
-    assert [row["examples"] for row in rows] == [4, 8]
-    images = KernelTimes(model=CNTK(depth=2), init=INIT, shape=(1, 4, 4), sizes=(2, 3), repeats=1)
+def test_operations_of_elimination_are_counted() -> None:
+    """With k rows below, a step divides, multiplies and subtracts k numbers of a column, and multiplies and subtracts
+    k² numbers of the matrix. Back substitution multiplies and adds k numbers, subtracts and divides.
+    """
+    n, generator = 7, stream("examples", 0)
+    x = torch.randn(n, n, generator=generator, dtype=torch.float64)
+    matrix, right = x @ x.T + torch.eye(n), torch.randn(n, 1, generator=generator, dtype=torch.float64)
+    with OperationCount() as count:
+        solved = eliminate(matrix, right)
+    torch.testing.assert_close(solved, torch.linalg.solve(matrix, right))
+    with pytest.raises(Mistake, match=r"operations of aten\._linalg_solve_ex cannot be counted"), OperationCount():
+        torch.linalg.solve(matrix, right)
+    copies = n * n + n
+    assert count.operations == copies + sum(2 * k * k + 3 * k for k in range(n)) + sum(2 * k + 2 for k in range(n))
+
+
+def test_every_size_has_its_operations() -> None:
+    """Kernels have n² pairs, and fewer than 20 n other operations for each of about 100 operations of a pair."""
+    trial = KernelOperations(model=MLP(depth=1), init=INIT, sizes=(64, 128, 256))
+    few = trial.model_copy(update={"others": 64, "products": 3})
+    all_rows, few_rows = (pd.DataFrame([*one.rows(0)]) for one in (trial, few))
+    assert all_rows["examples"].tolist() == [64, 128, 256]
+    assert all_rows["kernel_operations"].diff().iloc[-1] == pytest.approx(4 * (128**2 - 64**2) * 100, rel=0.5)
+    for name, rows, power in (
+        ("kernel_operations", all_rows, 2),
+        ("kernel_operations", few_rows, 1),
+        ("solve_operations", all_rows, 3),
+        ("solve_operations", few_rows, 2),
+    ):
+        ratio = rows[name].iloc[-1] / rows[name].iloc[-2]
+        assert ratio == pytest.approx(2**power, rel=0.1)  # lower powers are about n times as small
+    images = KernelOperations(model=CNTK(depth=2), init=INIT, shape=(1, 4, 4), sizes=(2, 3))
     assert [row["examples"] for row in images.rows(0)] == [2, 3]
 
 
@@ -147,6 +177,35 @@ def test_the_kernel_of_a_linear_model_does_not_depend_on_the_data() -> None:
     assert changes == {(train, who): 0.0 for train in (4, 8) for who in ("one", "half", "nobody")}
 
 
+def test_scores_name_their_queries() -> None:
+    """Examples of a fixed data set have the same name for every seed, and different examples have different names."""
+    words = ("data=digits", "data.train=8", "data.query=60", "data.test=0", "steps=2", "path.count=2", "model.width=4")
+    trial = DatamodelScore(base=words, groups=4)
+    rows = {seed: pd.DataFrame([*trial.rows(seed)]) for seed in (0, 1)}
+    names = {}
+    for seed, of_seed in rows.items():
+        assert of_seed.groupby("method")["example"].nunique().tolist() == [60] * 5
+        query = Digits(train=8, query=60, test=0).split(seed).query
+        names[seed] = dict(zip(query.index.tolist(), of_seed["example"], strict=False))
+    common = {*names[0]} & {*names[1]}
+    assert len(common) > 3
+    assert all(names[0][index] == names[1][index] for index in common)
+    assert len({*rows[0]["example"]} & {*rows[1]["example"]}) == len(common)
+
+
+def test_the_score_of_a_method_is_a_mean_over_queries() -> None:
+    trial = DatamodelScore(base=(*WORDS, "model.activation=tanh"), groups=6)
+    rows = pd.DataFrame([*trial.rows(3)])
+    retrained = retraining([*trial.base, "path.rule=[secant,left]", *BARE], 3)
+    groups = draw_groups(4, 6, 8, seed=3)
+    contributions = retrained.outcome.matrices.query_contributions("secant")[:, 0]
+    actual = retrained.outputs_without(groups)[:, :, 0]
+    expected = score(groups @ contributions.t(), actual)
+    means = rows.groupby("method")["score"].mean()
+    assert means["contributions"] == pytest.approx(expected, abs=1e-12)
+    assert set(means.index) == {"contributions", "tracin", "last_gradient", "input", "shuffled"}
+
+
 @pytest.mark.slow
 def test_several_outputs_are_no_score() -> None:
     with pytest.raises(Mistake, match="choose data of one output"):
@@ -163,6 +222,8 @@ def test_a_trial_names_the_pool_of_its_seeds() -> None:
     assert of_trials == [f"each drawing data, for these {pool}" for pool in (digits, wine, f"{digits} or {wine}")]
     assert drawn((), LeftOutKernel(base=("data=wine", "data.seed=0"))) == ""
     assert drawn((), LeftOutKernel(base=("data=circle",))) == "each drawing data"
+    assert drawn((), KernelOperations(model=MLP(width=4), init=INIT)) == "each drawing data"
+    assert drawn((), GrokkingByComponent(modulus=3)) == "each drawing weights and data, for these 6 sums modulo 3"
 
 
 def test_a_student_learns_the_sum_of_the_parts() -> None:

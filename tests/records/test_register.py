@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,15 @@ import pytest
 
 from ntkexp.mistake import Mistake
 from ntkexp.records.claim import ClaimRecord, Judgement
-from ntkexp.records.register import FIRST_REASON, REGISTER, REGISTER_SEAL, Register, refuse_second_choice
+from ntkexp.records.register import (
+    FIRST_REASON,
+    REGISTER,
+    REGISTER_SEAL,
+    Register,
+    describe_repetition,
+    main_looks,
+    refuse_second_choice,
+)
 
 ABOUT = {"date": "2026-11-24T12:00:00+00:00", "version": "0.1.0", "commit": None}
 SAID = {"main": {"trial": "lines", "seeds": [0, 1], "margin": 0.1}}
@@ -140,6 +149,57 @@ def test_the_first_look_at_an_unchanged_specification_counts(
     else:
         with pytest.raises(Mistake, match="was refuted; the first one counts"):
             refuse_second_choice(attempts, attempts[-1].looks[-1])
+
+
+def test_the_first_second_look_counts_too(register: Register) -> None:
+    register.record(look("b", second="undecided"), ABOUT)
+    later = ABOUT | {"date": "2026-11-25T12:00:00+00:00"}
+    register.record(look("b", second="supported", figure=1.1), later)
+    attempts = register.attempts("mine")
+    with pytest.raises(Mistake, match=r"the second look of 2026-11-25 was supported, but .* was undecided"):
+        refuse_second_choice(attempts, attempts[-1].looks[-1])
+
+
+@pytest.mark.parametrize(
+    ("figures", "looks"),
+    [
+        ([], 1),  # the look at the first margin
+        ([1.0], 1),  # the same figure
+        ([1.1], 2),
+        ([1.1, 1.1 + 1e-9], 2),  # a repetition
+        ([1.1, 1.2, 1.3], 4),  # an unchanged look that is taken again and again
+    ],
+)
+def test_every_main_look_is_counted(register: Register, figures: list[float], looks: int) -> None:
+    for hour, figure in enumerate(figures):
+        register.record(look("b", figure=figure), ABOUT | {"date": f"2026-11-25T{hour:02}:00:00+00:00"})
+    register.record(look("b", size="quick", figure=9.0), ABOUT)
+    register.record(look("b", figure=8.0), ABOUT, again=str(ABOUT["date"]), reason="The rules were amended.")
+    assert main_looks(register.attempts("mine")) == looks
+
+
+@pytest.mark.parametrize(
+    ("figure", "warning"),
+    [
+        (1.1 + 1e-9, ""),  # a repetition
+        (1.3, "mine: an earlier look at the same specification had the figure 1.1, and this look has 1.3; Holm's"),
+    ],
+)
+def test_another_figure_of_an_unchanged_look_is_named(register: Register, figure: float, warning: str) -> None:
+    for hour, found in enumerate((1.1, figure)):
+        register.record(look("b", figure=found), ABOUT | {"date": f"2026-11-25T{hour:02}:00:00+00:00"})
+    text = describe_repetition(register.attempts("mine"))
+    assert text.startswith(warning)
+    assert bool(text) == bool(warning)
+
+
+def test_planned_stages_are_one_look(register: Register) -> None:
+    """They share an error probability."""
+    for seeds, figure in ((2, 1.1), (4, 1.2)):
+        found = look("b", figure=figure)
+        looks = {name: replace(one, seeds=tuple(range(seeds))) for name, one in found.looks.items()}
+        register.record(replace(found, looks=looks), ABOUT)
+    assert main_looks(register.attempts("mine")) == 2  # one at each margin
 
 
 def test_an_earlier_version_that_comes_back_is_a_new_entry(register: Register) -> None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
         AccuracyByExamples as AccuracyByExamples,
         AccuracyTable as AccuracyTable,
         ConvolutionalAccuracy as ConvolutionalAccuracy,
-        KernelTimes as KernelTimes,
+        KernelOperations as KernelOperations,
         LayerProducts as LayerProducts,
         LearningCurve as LearningCurve,
         LimitRegression as LimitRegression,

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.func import jacrev, jvp
 
 from ntkexp.claim.papers.leaving_out import BARE, Retraining, retraining
-from ntkexp.claim.papers.path_kernel import top_share
+from ntkexp.claim.papers.path_kernel import top_shares
 from ntkexp.claim.quantity import AbstractQuantity, Measured
 from ntkexp.claim.trial import AbstractTrial, Row, Rows
 from ntkexp.component import Count
@@ -246,5 +246,5 @@ def measured_steps(setting: Setting, every: int) -> Iterator[MeasuredStep]:
             blocks = domain.blocks(step.segment)
             parts = torch.cat([integrals.add(step, block)[1] for block in blocks])
             outside = parts[setting.problem.train - domain.first_point :, 0]
-            share = top_share(outside.numpy(), tenth)
+            share = float(top_shares(outside.numpy(), tenth).mean())
             yield MeasuredStep(step.index, rising, share)

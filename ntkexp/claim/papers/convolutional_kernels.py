@@ -6,26 +6,29 @@ The claims are from S. Arora et al. 2019, arXiv:1904.11955.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from math import log, sqrt
 from statistics import fmean
-from typing import TYPE_CHECKING, Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 import pandas as pd
 import torch
 from jaxtyping import Float
 from pydantic import Field, model_validator
 from torch import Tensor, nn
+from torch._ops import OpOverload
+from torch.utils.flop_counter import flop_registry
 
 from ntkexp.claim.judged import AbstractPicture, JudgedClaim
 from ntkexp.claim.picture import JudgedRows, draw_accuracies
 from ntkexp.claim.trial import AbstractTrial, Row, Rows, refuse_unnamed
+from ntkexp.closed_form import conjugate_gradients
 from ntkexp.component import Count
 from ntkexp.data.base import AbstractSource, Data, Examples, Standardise
 from ntkexp.init import NTK, AbstractInit
+from ntkexp.kernel.record.recorder import DispatchMode
 from ntkexp.layer.affine import Affine, Convolution
 from ntkexp.limit.infinite_kernel import infinite_kernel
 from ntkexp.loss import centred_one_hot
@@ -568,62 +571,131 @@ def train_outputs(
     return outputs
 
 
-class KernelTimes(AbstractTrial):
-    """The time for kernels at infinite width, by the number n of Gaussian examples.
+class OperationCount(DispatchMode):
+    """Counts the operations of all torch functions that are called inside the block.
 
-        kernel_seconds     compute the n × n kernel between two sets of examples       ∝ n²
-        solve_seconds      solve a linear system with the n × n kernel                 ∝ n³
-        strip_seconds      compute the n × m kernel between two sets of examples       ∝ n
-        product_seconds    multiply the n × n kernel by m vectors                      ∝ n²
+        matrix product         m k n for an m × k and a k × n matrix
+        elementwise function   1 per number of the result
+        reduction              1 per number of the input
 
-    m is the smallest of the sizes. Times are processor seconds, the minimum over
-    `repeats` attempts. They are not reproducible, so the times for a seed are measured
-    once and stored."""
+    Functions that only move numbers, such as `cat`, count as 0. Matrix decompositions
+    of a library raise, because their operations are unknown.
+
+    >>> matrix = torch.ones(3, 3)
+    >>> with OperationCount() as count:
+    ...     product = matrix @ matrix + matrix
+    >>> count.operations
+    36
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations = 0
+
+    def __torch_dispatch__(
+        self,
+        func: OpOverload,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        packet = func.overloadpacket
+        if packet in flop_registry:
+            flops = flop_registry[packet](*args, **(kwargs or {}), out_val=result)
+            self.operations += flops // 2  # a multiplication and an addition
+        elif packet is torch.ops.aten.mv:
+            self.operations += args[0].numel()
+        elif torch.Tag.pointwise in func.tags:
+            self.operations += result.numel()
+        elif torch.Tag.reduction in func.tags:
+            self.operations += args[0].numel()
+        elif "linalg" in str(packet):
+            raise Mistake(f"the operations of {packet} cannot be counted")
+        return result
+
+
+class KernelOperations(AbstractTrial):
+    """The number of operations for kernels at infinite width, by the number n of
+    Gaussian examples (see `OperationCount`).
+
+        kernel_operations    compute the n × n kernel between two sets of examples
+        solve_operations     solve a linear system with the n × n kernel, by elimination
+
+    Numbers of operations are reproducible. Times are not: they depend on the other work
+    of the machine, so their differences between seeds do not show how uncertain an
+    exponent is. A few operations depend on the examples.
+
+    If `others` is given, the second set has this number of examples. If `products` is
+    given, the system is solved by conjugate gradients with this number of products."""
 
     model: AbstractLayered
     init: AbstractInit
     shape: tuple[Count, ...] = (16,)
     sizes: tuple[Count, ...] = Field((250, 500, 1000), min_length=2)
-    repeats: Count = 3
+    others: Count | None = None
+    products: Count | None = None
+
+    @property
+    def draws(self) -> str:
+        return "each drawing data"
 
     def rows(self, seed: int) -> Rows:
         generator = stream("trial", seed)
-        rows: list[Row] = []
         layers = self.model.layers(self.init, self.shape, 1)
-        least = min(self.sizes)
+        rows: list[Row] = []
         for size in self.sizes:
             x, others = torch.randn(
                 2, size, *self.shape, generator=generator, dtype=torch.float64
             )
+            others = others[: self.others]
+            with OperationCount() as kernel:
+                infinite_kernel(layers, x, others, engine="torch", threads=1)
             matrix = infinite_kernel(layers, x, engine="torch", threads=1)[1]
-            ones = torch.ones(size, least).to(x)
             # a ridge makes the matrix nonsingular
             matrix.diagonal().add_(matrix.diagonal().mean())
-            works: dict[str, Callable[[], object]] = {
-                "kernel_seconds": partial(
-                    infinite_kernel, layers, x, others, engine="torch", threads=1
-                ),
-                "solve_seconds": partial(torch.linalg.solve, matrix, ones[:, :1]),
-                "strip_seconds": partial(
-                    infinite_kernel,
-                    layers,
-                    x,
-                    others[:least],
-                    engine="torch",
-                    threads=1,
-                ),
-                "product_seconds": partial(torch.matmul, matrix, ones),
-            }
-            row: dict[str, Level] = {"examples": size}
-            for name, work in works.items():
-                times = []
-                for _ in range(self.repeats):
-                    begun = time.process_time()
-                    work()
-                    times.append(time.process_time() - begun)
-                row[name] = min(times)
-            rows.append(row)
+            with OperationCount() as solve:
+                self.solve(matrix, torch.ones(size, 1).to(x))
+            rows.append(
+                {
+                    "examples": size,
+                    "kernel_operations": kernel.operations,
+                    "solve_operations": solve.operations,
+                }
+            )
         return rows
+
+    def solve(
+        self, matrix: Float[Tensor, "n n"], right: Float[Tensor, "n 1"]
+    ) -> Float[Tensor, "n 1"]:
+        if self.products is None:
+            return eliminate(matrix, right)
+        return conjugate_gradients(
+            partial(torch.mm, matrix), matrix.diagonal(), right, 0.0, self.products
+        ).solution
+
+
+def eliminate(
+    matrix: Float[Tensor, "n n"], right: Float[Tensor, "n 1"]
+) -> Float[Tensor, "n 1"]:
+    """Solve a linear system with a symmetric positive definite matrix
+    by Gaussian elimination.
+
+    >>> matrix = torch.tensor([[2.0, 1.0], [1.0, 3.0]])
+    >>> eliminate(matrix, torch.tensor([[3.0], [4.0]])).tolist()
+    [[1.0], [1.0]]
+    """
+    matrix = matrix.clone()
+    right = right.clone()
+    for k in range(len(matrix)):
+        # subtract multiples of row k from the rows below
+        factors = matrix[k + 1 :, k, None] / matrix[k, k]
+        matrix[k + 1 :, k + 1 :] -= factors * matrix[k, k + 1 :]
+        right[k + 1 :] -= factors * right[k]
+    for k in reversed(range(len(matrix))):
+        known = (matrix[k, k + 1 :, None] * right[k + 1 :]).sum(0)
+        right[k] = (right[k] - known) / matrix[k, k]
+    return right
 
 
 ACCURACY_COLUMNS = ("depth", "family", "regressor", "accuracy", "seed")

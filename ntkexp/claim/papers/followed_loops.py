@@ -19,6 +19,7 @@ from ntkexp.component import Count
 from ntkexp.data.base import AbstractSource, Split
 from ntkexp.foreign_loop.follow import follow
 from ntkexp.foreign_loop.trace import Trace
+from ntkexp.records.claim import FIXED_POOL
 from ntkexp.records.sweep import Level
 from ntkexp.stream import stream
 
@@ -197,6 +198,14 @@ class GrokkingByComponent(AbstractTrial):
     queries: Count = 10
     step_size: float = Field(0.01, gt=0)
     decay: float = Field(2.0, ge=0)
+
+    @property
+    def draws(self) -> str:
+        pairs = self.modulus * (self.modulus + 1) // 2
+        return (
+            f"each drawing weights and data{FIXED_POOL}{pairs:,} sums modulo "
+            f"{self.modulus}"
+        )
 
     def rows(self, seed: int) -> Rows:
         generator = stream("weights", seed)

@@ -16,6 +16,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.func import jacrev
 
+from ntkexp.claim.quantity import example_ids
 from ntkexp.claim.trial import AbstractTrial, Row, Rows
 from ntkexp.component import Count
 from ntkexp.config.compose import compose
@@ -50,6 +51,19 @@ class Retraining:
     def others(self) -> Float[Tensor, "point *shape"]:
         """The points outside the training set."""
         return self.setting.problem.inputs[self.train :]
+
+    @property
+    def shown(self) -> Float[Tensor, "point *shape"]:
+        """The points outside the training set, before standardisation."""
+        problem = self.setting.problem
+        splits = {"query": problem.data.query, "test": problem.data.test}
+        return torch.cat(
+            [
+                split.shown
+                for name, split in splits.items()
+                if name in problem.split_slices
+            ]
+        )
 
     @property
     def slopes(self) -> Float[Tensor, " train"]:
@@ -307,9 +321,10 @@ class DatamodelScore(AbstractTrial):
     """The linear datamodeling score (LDS) of contributions
     and other attribution methods.
 
-    The network is retrained on many random halves S of its examples. The score is the
-    Spearman rank correlation over S between Σ_{i ∈ S} τ(x, xᵢ) and the output f_T(x;
-    S), averaged over points x.
+    The network is retrained on many random halves S of its examples. There is a row for
+    each method and each point x, which the column `example` identifies. The score at x
+    is the Spearman rank correlation over S between Σ_{i ∈ S} τ(x, xᵢ) and the output
+    f_T(x; S). The LDS is the mean over points.
 
         method           τ(x, xᵢ)
         contributions    𝒮(x, xᵢ) by secants, which sum to f_T − f_0
@@ -331,10 +346,13 @@ class DatamodelScore(AbstractTrial):
         retrained = retraining(words, seed)
         groups = draw_groups(retrained.train // 2, self.groups, retrained.train, seed)
         actual = retrained.outputs_without(groups)[:, :, 0]
-        return [
-            {"method": name, "score": score(groups @ tau.t(), actual)}
-            for name, tau in attributions(retrained).items()
-        ]
+        rows: list[Row] = []
+        ids = example_ids(retrained.shown.numpy())
+        for name, tau in attributions(retrained).items():
+            scores = spearman((groups @ tau.t()).numpy(), actual.numpy())
+            for example, value in zip(ids, scores.tolist(), strict=True):
+                rows.append({"method": name, "example": example, "score": value})
+        return rows
 
 
 def attributions(retrained: Retraining) -> dict[str, Float[Tensor, "point train"]]:

@@ -18,7 +18,7 @@ import pandas as pd
 from numpy.typing import NDArray
 from pydantic import Field
 
-from ntkexp.claim.quantity import AbstractQuantity, Measured
+from ntkexp.claim.quantity import AbstractQuantity, Measured, example_ids
 from ntkexp.component import Count
 from ntkexp.mistake import Mistake, nearest
 from ntkexp.report.analysis.rank_correlation import spearman
@@ -202,15 +202,16 @@ class StoredExamples(AbstractQuantity):
     """The largest contributors to predictions,
     for a network with one output on two classes.
 
-    Rows have these shares, labelled by the column `quantity`. The first four are the
-    shares of points of a split for which the statement is true:
+    Each run has a row for each point of a split and each of these shares. The columns
+    `quantity` and `example` label the share and the point. The first four shares are 1
+    if the statement is true for the point, and 0 otherwise:
 
         same_class       the training example with the largest |𝒮| has the predicted label
         nearest_input    the nearest training example by input distance has the predicted label
         nearest_kernel   the training example with the largest 𝒦(x, xᵢ)/√𝒦(xᵢ, xᵢ) has the predicted
                          label
         same_example     both kinds of nearest example are the same example
-        chance           a random training example has the predicted label (mean probability)
+        chance           the probability that a random training example has the predicted label
         top_share        Σ|𝒮| over the `top` largest contributors / Σ|𝒮| over all examples
     """
 
@@ -220,9 +221,31 @@ class StoredExamples(AbstractQuantity):
     top: Count = 5
 
     def of(self, measured: Measured) -> pd.DataFrame:
-        return measured.by_run(self.measure, self.shares)
+        tables = []
+        for (_, row), run in zip(measured.table.iterrows(), measured.runs, strict=True):
+            points = self.measure(run)
+            repeated = pd.DataFrame([row] * len(points)).reset_index(drop=True)
+            tables.append(pd.concat([repeated, points], axis=1))
+        return pd.concat(tables, ignore_index=True)
 
-    def measure(self, run: Run) -> Mapping[str, float]:
+    def measure(self, run: Run | None) -> pd.DataFrame:
+        """Return a row for each share and point. A missing run gives NaN."""
+        if run is None:
+            return pd.DataFrame(
+                {"quantity": self.shares, "example": 0, "value": np.nan}
+            )
+        values = self.values(run)
+        ids = example_ids(run.data[f"{self.split}_shown"])
+        return pd.concat(
+            [
+                pd.DataFrame({"quantity": name, "example": ids, "value": values[name]})
+                for name in self.shares
+            ],
+            ignore_index=True,
+        )
+
+    def values(self, run: Run) -> Mapping[str, NDArray[np.float64]]:
+        """Return the values of all shares at each point."""
         points = run.points[self.split]
         train = run.points["train"]
         parts = run.parts(self.rule).to_numpy()[points]
@@ -247,24 +270,25 @@ class StoredExamples(AbstractQuantity):
         distance = (x**2).sum(1)[:, None] - 2 * x @ learned.T + (learned**2).sum(1)
         near = distance.argmin(axis=1)
         return {
-            "same_class": float((labels[largest] == predicted).mean()),
-            "nearest_input": float((labels[near] == predicted).mean()),
-            "nearest_kernel": float((labels[like] == predicted).mean()),
-            "same_example": float((near == like).mean()),
-            "top_share": top_share(parts[:, 0], self.top),
-            "chance": float((labels[None] == predicted[:, None]).mean()),
+            "same_class": (labels[largest] == predicted).astype(float),
+            "nearest_input": (labels[near] == predicted).astype(float),
+            "nearest_kernel": (labels[like] == predicted).astype(float),
+            "same_example": (near == like).astype(float),
+            "top_share": top_shares(parts[:, 0], self.top),
+            "chance": (labels[None] == predicted[:, None]).mean(axis=1),
         }
 
 
-def top_share(parts: NDArray[np.float64], top: int) -> float:
+def top_shares(parts: NDArray[np.float64], top: int) -> NDArray[np.float64]:
     """Return Σ|𝒮| over the `top` largest contributors relative to Σ|𝒮|,
-    averaged over points.
+    for each point.
 
-    >>> top_share(np.array([[3.0, -1.0, 0.0]]), 1)
-    0.75
+    >>> top_shares(np.array([[3.0, -1.0, 0.0]]), 1).tolist()
+    [0.75]
     """
     sizes = np.sort(np.abs(parts), axis=1)[:, ::-1]
-    return float((sizes[:, :top].sum(axis=1) / sizes.sum(axis=1)).mean())
+    shares: NDArray[np.float64] = sizes[:, :top].sum(axis=1) / sizes.sum(axis=1)
+    return shares
 
 
 class EnoughExamples(AbstractQuantity):

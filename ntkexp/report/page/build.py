@@ -44,6 +44,7 @@ from ntkexp.report.analysis.laws import summary
 from ntkexp.report.analysis.tables import Analysis, save
 from ntkexp.report.breakdown import BreakdownEntry
 from ntkexp.report.claims import (
+    claim_family,
     describe_attempt,
     outlook,
     summarise_claims as claims_summary,
@@ -170,15 +171,16 @@ def write_claims(
     """
     make_folder(folder)
     attempts = attempts or {}
-    caption = "Claims, with 95 % intervals over seeds; stands: by Holm's correction over all of their size, at 5 %"
+    family = claim_family(attempts)
+    caption = "Claims, with 95 % intervals; stands: by Holm's correction over all main looks of their size, at 5 %"
     links = [f"#{claim_anchor(record)}" for record in records]
     page = fill(
         "claims.html",
         command,
-        summary=claims_summary(records, len(attempts)),
+        summary=claims_summary(records, family),
         rule=CLAIM_RULE,
         overview=format_html(
-            tabulate_claims(records, len(attempts)).select(*CLAIM_COLUMNS),
+            tabulate_claims(records, family).select(*CLAIM_COLUMNS),
             "claims",
             caption,
             links,

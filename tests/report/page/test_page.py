@@ -33,7 +33,7 @@ from ntkexp.records.contributions import LeaveOut, LeftOut
 from ntkexp.records.folder import RunFolder
 from ntkexp.records.results import Seconds, write_timings
 from ntkexp.records.sweep import read_sweep, write_sweep
-from ntkexp.report.claims import holm_rejections, outlook, summarise_claims, tabulate_claims
+from ntkexp.report.claims import ClaimFamily, holm_rejections, outlook, summarise_claims, tabulate_claims
 from ntkexp.report.comparison import GROUPING_KEYS, describe_loop, grouped
 from ntkexp.report.explain import explain, worst_points
 from ntkexp.report.inventory import flatten_config
@@ -623,9 +623,25 @@ def test_identities_count_apart(tmp_path: Path) -> None:
     claims = [record(tmp_path, name, p=0.012) for name in ("one", "two")]
     identity = replace(record(tmp_path, "exact", p=None), identity=True)
     summary = "2 claims: 2 supported. 1 identity (exact by construction): 1 checked."
-    assert summarise_claims([*claims, identity], registered=3) == summary
-    assert [row[1] for row in tabulate_claims([*claims, identity], 3).rows] == ["supported", "supported", "exact"]
-    assert "2 not after correction" in summarise_claims(claims, registered=3)
+    assert summarise_claims([*claims, identity], ClaimFamily(3)) == summary
+    assert [row[1] for row in tabulate_claims([*claims, identity], ClaimFamily(3)).rows] == [
+        "supported",
+        "supported",
+        "exact",
+    ]
+    assert "2 not after correction" in summarise_claims(claims, ClaimFamily(3))
+
+
+def test_every_look_at_a_claim_is_in_the_family(tmp_path: Path) -> None:
+    """With p = 0.01, two claims survive twice as many tests as claims at 5 %/(2 · 2), and not at 5 %/(2 · 3)."""
+    claims = [record(tmp_path, name, p=0.01) for name in ("one", "two")]
+    assert summarise_claims(claims, ClaimFamily(2)) == "2 claims: 2 supported."
+    looked_again = summarise_claims(claims, ClaimFamily(2, {"one": 0, "two": 1}))
+    assert looked_again.endswith(
+        "Not after Holm's correction over all 2 and 1 further look at them, at 5 %: one and two."
+    )
+    quick = replace(claims[0], size="quick")
+    assert "not after correction" not in summarise_claims([quick, replace(quick, name="b")], ClaimFamily(2, {"one": 9}))
 
 
 def test_damaged_records_are_skipped(tmp_path: Path) -> None:
