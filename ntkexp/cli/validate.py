@@ -16,6 +16,7 @@ from ntkexp.cli.options import (
     Trust,
     Workers,
     interruptible,
+    write_json,
     write_out,
 )
 from ntkexp.mistake import Mistake
@@ -117,7 +118,6 @@ def validate(
             raise Mistake(f"--scores={path}: there is no such file")
     chosen = choose(engine, workers)
     chosen.limit_threads()
-    from ntkexp.report.tables import format_json
     from ntkexp.report.validation import read_scores
     from ntkexp.validation import validate as validation
 
@@ -140,7 +140,7 @@ def validate(
     truth_file = truth or run.expanduser() / "validation" / "ground_truth.npz"
     validation_result.truth.write(truth_file)
     if as_json:
-        write_out(format_json(validation_result.as_json()))
+        write_json(validation_result.as_json())
     else:
         write_out(f"{validation_result}\n{truth_file}\n")
 
