@@ -47,8 +47,8 @@ from ntkexp.records.own_files import drop_half_written
 from ntkexp.records.recorded import RECORDED
 from ntkexp.records.results import MACHINE, RETRACED, Seconds, read_rows, write_timings
 from ntkexp.removal.between import Breakdown, Pair
-from ntkexp.removal.rerun import LARGEST_REPEATED_ERROR, breakdown_between, rerun_of
-from ntkexp.removal.retraining import removal_of
+from ntkexp.removal.rerun import breakdown_between, rerun_of
+from ntkexp.removal.retraining import LARGEST_REPEATED_ERROR, removal_of
 from ntkexp.report.drawing import draw_run
 from ntkexp.report.live_log import LiveLog, open_log
 from ntkexp.run.environment import (
