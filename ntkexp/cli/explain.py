@@ -3,6 +3,7 @@ to predictions."""
 
 from __future__ import annotations
 
+import errno
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from ntkexp.cli.options import (
     write_json,
     write_out,
 )
+from ntkexp.engine.base import DENIED
 from ntkexp.mistake import Mistake
 from ntkexp.report.progress import progress_listener
 
@@ -206,12 +208,9 @@ def draw(explanations: Sequence[Explanation], file: Path) -> None:
 
     try:
         save(explanations, file)
-    except (
-        FileExistsError,
-        IsADirectoryError,
-        NotADirectoryError,
-        PermissionError,
-    ) as error:
+    except OSError as error:
+        if error.errno not in {errno.EEXIST, errno.ENOENT, *DENIED}:
+            raise
         raise Mistake(
             f"--picture={file}: {error.strerror}; choose another place"
         ) from None

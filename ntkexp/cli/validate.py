@@ -155,8 +155,11 @@ def share_of(text: str, option: str) -> float:
         number = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     except ValueError:
         number = -1.0
-    if not 0 <= number < float("inf") or (number >= 1 and number != int(number)):
+    is_share = text.endswith("%") or number < 1
+    if not 0 <= number < float("inf") or (
+        number >= 1 if is_share else number != int(number)
+    ):
         raise Mistake(
-            f"{option}={text}: it takes a share such as 1% or 0.01, or a number of examples such as 8"
+            f"{option}={text}: it takes a share below 100 % such as 1% or 0.01, or a number of examples such as 8"
         )
     return number
