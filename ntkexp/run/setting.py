@@ -469,6 +469,11 @@ def start_of(
 
     # compute λ_max of the kernel among the examples of each phase
     kernel = view.stored_kernel()
+    if not kernel.isfinite().all():
+        raise Mistake(
+            "the tangent kernel is not finite before training; "
+            f"{experiment.model.remedy}"
+        )
     keeps_kernels = experiment.path.keeps_kernels
     if keeps_kernels:
         largest_eigenvalues = [

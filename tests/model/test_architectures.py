@@ -20,7 +20,7 @@ from ntkexp.library import tangent_kernel
 from ntkexp.mistake import Mistake
 from ntkexp.model.base import AbstractArchitecture
 from ntkexp.model.networks import MLP
-from ntkexp.run.setting import survey
+from ntkexp.run.setting import prepare, survey
 from ntkexp.shapes import Shape
 from tests.config.components import OWN, choices, configured
 from tests.kernel.oracle import EPS, agree, normal, refused
@@ -57,6 +57,12 @@ UNFIT: dict[AbstractArchitecture, str] = {
     MLP(width=4, activation=Halved()): r"the activation halved returns torch.float16 of shape \[2, 4\]",
     OneOutput(width=4): r"model=one_output: the network gives outputs of shape \[2, 1\] for 2 examples, and \[2, 3\]",
 }
+
+
+def test_a_kernel_that_overflows_is_refused() -> None:
+    """Its outputs are finite."""
+    with pytest.raises(Mistake, match=r"the tangent kernel is not finite before training; lower init\.W_std or"):
+        prepare(small("data.train=4", "data.query=2", "data.test=2", "init.alpha=1e160"))
 
 
 @pytest.mark.parametrize("model", UNFIT)
