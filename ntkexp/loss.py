@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
+from math import inf
 from typing import ClassVar, Literal, final
 
 import torch
@@ -90,11 +91,17 @@ class AbstractLoss(Component):
 
     @final
     def refuse_unlike_differences(self, targets: Float[Tensor, "example out"]) -> None:
-        """Raise if `output_gradient` is not the derivative of `value`, or if the loss
-        of an example depends on other examples.
+        """Raise if `output_gradient` is not the derivative of `value`, if the loss of
+        an example depends on other examples, or if `curvature` or `is_quadratic` are
+        wrong.
 
         Compare the gradient with finite differences at random outputs,
         in double precision."""
+        if not 0 < self.curvature < inf:
+            raise Mistake(
+                f"loss={self.option}: curvature is {self.curvature}; give the largest second "
+                "derivative of value, a number > 0, which decides what step is stable"
+            )
         checked = targets[:CHECKED_EXAMPLES].double()
         for outputs, direction in random_outputs(checked):
             value = self.value(outputs, checked)
@@ -104,7 +111,13 @@ class AbstractLoss(Component):
                     f"loss={self.option}: value returns {list(value.shape)} for "
                     f"{len(outputs)} examples; return one loss for each"
                 )
+            if not value.isfinite().all():
+                raise Mistake(
+                    f"loss={self.option}: value is not finite at random outputs; return a finite "
+                    "loss for all outputs"
+                )
             self.refuse_interaction(outputs, direction, checked)
+            self.refuse_unlike_parabola(value, outputs - checked)
             differences = Differences(outputs, direction)
             if not differences.agree_with(slope, lambda f: self.value(f, checked)):
                 raise Mistake(
@@ -112,6 +125,18 @@ class AbstractLoss(Component):
                     "differences at random outputs; a kernel of its path would be that of another "
                     "loss"
                 )
+
+    @final
+    def refuse_unlike_parabola(
+        self, value: Float[Tensor, " example"], residual: Float[Tensor, "example out"]
+    ) -> None:
+        """Raise if `is_quadratic` is True, and the value is not ½ curvature ‖f − y‖²."""
+        parabola = self.curvature * residual.square().sum(1) / 2
+        if self.is_quadratic and not torch.allclose(value, parabola, rtol=1e-9):
+            raise Mistake(
+                f"loss={self.option}: is_quadratic is True, and value is not ½ curvature ‖f − y‖² "
+                f"with curvature={self.curvature}; correct curvature, or leave out is_quadratic"
+            )
 
     @final
     def refuse_interaction(

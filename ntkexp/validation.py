@@ -55,7 +55,11 @@ from ntkexp.records.ground_truth import (
     TrainingWithout,
 )
 from ntkexp.removal.rerun import RerunAt, rerun_of
-from ntkexp.removal.retraining import AbstractRetraining, metasmoothness
+from ntkexp.removal.retraining import (
+    LARGEST_REPEATED_ERROR,
+    AbstractRetraining,
+    metasmoothness,
+)
 from ntkexp.report.analysis.estimate import mean_of
 from ntkexp.report.known_effects import effects_of_run
 from ntkexp.report.loaded_run import load_run
@@ -714,16 +718,11 @@ def validated(
     )
 
 
-MAX_REPEAT_ERROR = 0.01
-"""Warn if an exact repetition of the training changes the outputs by more than this
-fraction of the changes by removals."""
-
-
 def doubts_of(whole: Outputs, truth: GroundTruth) -> tuple[str, ...]:
     """Return a warning if repeating the original training gives different outputs."""
     missed = float(np.sqrt(np.mean((truth.whole - whole) ** 2)))
     changed = float(np.sqrt(np.mean((truth.outputs - truth.whole) ** 2)))
-    if missed <= MAX_REPEAT_ERROR * changed:
+    if missed <= LARGEST_REPEATED_ERROR * changed:
         return ()
     return (
         f"repeating the training itself changes outputs by {short(missed)}, "

@@ -90,6 +90,39 @@ def test_an_output_gradient_that_is_no_derivative_is_refused() -> None:
         Together().refuse_unlike_differences(targets)
 
 
+class Quartic(Squared):
+    """A loss that inherits `is_quadratic`, and is not a parabola."""
+
+    def value(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return (outputs - targets).pow(4).sum(1) / 4
+
+    def output_gradient(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return (outputs - targets).pow(3)
+
+
+class Downwards(Squared):
+    curvature = -1.0
+
+
+class Undefined(Squared):
+    def value(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return super().value(outputs, targets) * torch.nan
+
+
+WRONG = {
+    Quartic: "is_quadratic is True, and value is not",
+    Downwards: "curvature is -1.0; give the largest second derivative",
+    Undefined: "value is not finite at random outputs",
+}
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_a_loss_with_wrong_facts_is_refused(kind: type[Squared]) -> None:
+    """The facts decide the step size, and if flows have closed forms."""
+    with pytest.raises(Mistake, match=WRONG[kind]):
+        kind().refuse_unlike_differences(example("squared", 3, seed=0)[1])
+
+
 class Detached(Squared):
     """Its value is right, and autograd has half of its derivative."""
 

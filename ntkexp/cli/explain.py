@@ -3,6 +3,7 @@ to predictions."""
 
 from __future__ import annotations
 
+import errno
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,11 +19,12 @@ from ntkexp.cli.options import (
     Trust,
     interruptible,
     wrap,
+    write_json,
     write_out,
 )
+from ntkexp.engine.base import DENIED
 from ntkexp.mistake import Mistake
 from ntkexp.report.progress import progress_listener
-from ntkexp.report.tables import format_json
 
 if TYPE_CHECKING:
     import numpy as np
@@ -144,7 +146,9 @@ def explain(
     if page:
         write_out(f"{write_page(queries, explained, removal, trust or [])}\n")
     elif as_json:
-        write_json(explained, picture, top)
+        if picture is not None:
+            draw(explained, picture.expanduser())
+        write_json({"points": [explanation.as_json(top) for explanation in explained]})
     else:
         write_text(queries, explained, picture, top)
 
@@ -166,17 +170,6 @@ class RemovalRequest:
     group: str
     again: str | None
     trust: Sequence[str]
-
-
-def write_json(
-    explained: Sequence[Explanation], picture: Path | None, top: int
-) -> None:
-
-    if picture is not None:
-        draw(explained, picture.expanduser())
-    write_out(
-        format_json({"points": [explanation.as_json(top) for explanation in explained]})
-    )
 
 
 def write_text(
@@ -215,12 +208,9 @@ def draw(explanations: Sequence[Explanation], file: Path) -> None:
 
     try:
         save(explanations, file)
-    except (
-        FileExistsError,
-        IsADirectoryError,
-        NotADirectoryError,
-        PermissionError,
-    ) as error:
+    except OSError as error:
+        if error.errno not in {errno.EEXIST, errno.ENOENT, *DENIED}:
+            raise
         raise Mistake(
             f"--picture={file}: {error.strerror}; choose another place"
         ) from None
@@ -271,7 +261,7 @@ def leave_out(
     if as_json:
         fields: dict[str, Json] = {"top": order} if order else {}
         fields["breakdown"] = [entry.as_json for entry in entries]
-        write_out(format_json(fields))
+        write_json(fields)
         return
     known = known_effects(queries.run)
     agreement = None if known is None else known.agreement

@@ -41,7 +41,7 @@ from ntkexp.mistake import (
     Useless,
     WrongArgument,
 )
-from ntkexp.records.atomic import to_text
+from ntkexp.report.tables import format_json
 from ntkexp.text import printable_lines
 
 if TYPE_CHECKING:
@@ -409,7 +409,8 @@ def trusted(entries: Sequence[str]) -> tuple[str, ...]:
 
 
 def write_json(value: Json) -> None:
-    sys.stdout.write(to_text(value))
+    """Print JSON. Escape control characters."""
+    sys.stdout.write(format_json(value))
 
 
 def write_out(text: str) -> None:

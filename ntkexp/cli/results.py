@@ -20,6 +20,7 @@ from ntkexp.cli.options import (
     options,
     with_advice,
     wrap,
+    write_json,
     write_out,
 )
 from ntkexp.mistake import Mistake
@@ -251,7 +252,7 @@ def runs(
             }
             for run in listed_runs
         ]
-        write_out(format_json(rows))
+        write_json(rows)
     elif listed_runs:
         table = tabulate_runs(listed_runs, [key for key in columns.split(",") if key])
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else math.inf

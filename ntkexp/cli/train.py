@@ -30,6 +30,7 @@ from ntkexp.cli.options import (
     options,
     wrap,
     write_events,
+    write_json,
     write_out,
 )
 from ntkexp.records.folder import BEGUN, RunFolder, command
@@ -134,19 +135,15 @@ def print_results(folder: Path, *, quiet: bool, as_json: bool, verbose: bool) ->
 
     ladder = read_results(folder / "results.csv")
     if as_json:
-        from ntkexp.report.tables import format_json
-
         rows = [asdict(row) for row in ladder]
         diverged = bool(facts.get("diverged"))
-        write_out(
-            format_json(
-                {
-                    "folder": str(folder),
-                    "outcome": outcome,
-                    "diverged": diverged,
-                    "results": rows,
-                }
-            )
+        write_json(
+            {
+                "folder": str(folder),
+                "outcome": outcome,
+                "diverged": diverged,
+                "results": rows,
+            }
         )
         return
     from ntkexp.records.results import of_machines, read_timings

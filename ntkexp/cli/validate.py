@@ -16,6 +16,7 @@ from ntkexp.cli.options import (
     Trust,
     Workers,
     interruptible,
+    write_json,
     write_out,
 )
 from ntkexp.mistake import Mistake
@@ -117,7 +118,6 @@ def validate(
             raise Mistake(f"--scores={path}: there is no such file")
     chosen = choose(engine, workers)
     chosen.limit_threads()
-    from ntkexp.report.tables import format_json
     from ntkexp.report.validation import read_scores
     from ntkexp.validation import validate as validation
 
@@ -140,7 +140,7 @@ def validate(
     truth_file = truth or run.expanduser() / "validation" / "ground_truth.npz"
     validation_result.truth.write(truth_file)
     if as_json:
-        write_out(format_json(validation_result.as_json()))
+        write_json(validation_result.as_json())
     else:
         write_out(f"{validation_result}\n{truth_file}\n")
 
@@ -155,8 +155,11 @@ def share_of(text: str, option: str) -> float:
         number = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     except ValueError:
         number = -1.0
-    if not 0 <= number < float("inf") or (number >= 1 and number != int(number)):
+    is_share = text.endswith("%") or number < 1
+    if not 0 <= number < float("inf") or (
+        number >= 1 if is_share else number != int(number)
+    ):
         raise Mistake(
-            f"{option}={text}: it takes a share such as 1% or 0.01, or a number of examples such as 8"
+            f"{option}={text}: it takes a share below 100 % such as 1% or 0.01, or a number of examples such as 8"
         )
     return number

@@ -275,6 +275,28 @@ class Examples:
                     "repair it"
                 )
 
+    def refuse_unfit_targets(self) -> None:
+        """Raise unless each input has a target, and each label a class."""
+        if len(self.inputs) != len(self.target):
+            raise Mistake(
+                f"the data has {len(self.inputs)} inputs and {len(self.target)} targets; give one "
+                "target for each input"
+            )
+        count = len(self.classes)
+        bad = (self.target < 0) | (self.target >= count)
+        if count and bad.any():
+            first = int(bad.nonzero()[0, 0])
+            raise Mistake(
+                f"the target of example {first} (counting from 0) is {self.target[first].item()}, "
+                f"and there are {count} classes; give labels from 0 to {count - 1}"
+            )
+
+    def equals(self, other: Examples) -> bool:
+        """Return True if the inputs and the targets are equal."""
+        return torch.equal(
+            self.inputs.nan_to_num(), other.inputs.nan_to_num()
+        ) and torch.equal(self.target, other.target)
+
     def part(self, index: Int[Tensor, " chosen"]) -> Split:
         """Return the examples at these indices in double precision,
         not yet standardised."""
@@ -353,6 +375,8 @@ class AbstractSource(Component):
         with one_thread():
             examples = self.examples(examples_stream(seed))
             examples.refuse_infinite()
+            examples.refuse_unfit_targets()
+            self.refuse_irreproducible(examples, seed)
             train, *others = (
                 examples.part(index) for index in self.split_indices(examples, seed)
             )
@@ -367,6 +391,18 @@ class AbstractSource(Component):
                 train = replace(train, target=noisy)
                 refuse_constant(train)
             return self.standardised([train, *others], examples)
+
+    @final
+    def refuse_irreproducible(self, examples: Examples, seed: int) -> None:
+        """Raise if a source from outside this package draws other examples when it is
+        asked again with the same seed. A resumed run would continue with other data."""
+        if type(self).__module__.split(".")[0] == "ntkexp":
+            return
+        if not examples.equals(self.examples(examples_stream(seed))):
+            raise Mistake(
+                f"data={self.option}: examples() returns other examples when it is called again "
+                "with the same seed; draw random numbers from its argument generator"
+            )
 
     @final
     def split_indices(self, examples: Examples, seed: int) -> tuple[Tensor, ...]:

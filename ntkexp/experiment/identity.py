@@ -104,6 +104,16 @@ def files_of(value: object) -> list[Path]:
     return files
 
 
+def code_files(experiment: Experiment) -> list[Path]:
+    """Return the user's files that define the network."""
+    return files_of((experiment.model, experiment.init))
+
+
+def code_digests(experiment: Experiment) -> list[str]:
+    """Return the digests of `code_files`."""
+    return [digest(file) for file in code_files(experiment)]
+
+
 def digest(file: Path) -> str:
     """Return the SHA-256 of a file's contents. Raise if the file cannot be read."""
     try:

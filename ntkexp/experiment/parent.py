@@ -10,7 +10,7 @@ of its parent at some step, and its own order of examples. The steps with weight
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -89,6 +89,21 @@ class ParentRun:
                     f"init.parent={self.text}: its {name} is {other}, and here {own}; "
                     "give the parent's"
                 )
+
+    @property
+    def code(self) -> list[str]:
+        """The digests of the files that defined the network when the run began."""
+        digests: list[str] = self.folder.provenance.get("code", [])
+        return digests
+
+    def code_refusal(self, files: Sequence[Path]) -> str:
+        """Return the message for an experiment whose network is defined by `files`,
+        which do not have the digests `code`."""
+        names = " or ".join(sorted({str(file) for file in files}))
+        return (
+            f"init.parent={self.text}: {names} has changed since the parent began; "
+            "restore it, or run the parent again"
+        )
 
     @property
     def seed(self) -> int:

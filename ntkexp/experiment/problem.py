@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ntkexp.data.base import Data
 from ntkexp.experiment.experiment import Experiment
+from ntkexp.experiment.identity import code_digests, code_files
 from ntkexp.experiment.parent import ParentRun, start_from, untrained
 from ntkexp.kernel.record.taping import MemoryLimit
 from ntkexp.limit.infinite_kernel import BlockSlices, compute
@@ -111,6 +112,8 @@ def load_parent(
         return
     parent = ParentRun.of(experiment.init.parent)
     parent.refuse_other_network(experiment.fields())
+    if code_digests(experiment) != parent.code:
+        raise Mistake(parent.code_refusal(code_files(experiment)))
     constants = untrained(module)
     if constants and experiment.seed != parent.seed:
         by_parent = experiment.model_copy(update={"seed": parent.seed})

@@ -28,7 +28,7 @@ from ntkexp.foreign_loop.user_loss import Weighing
 from ntkexp.kernel import columns, plain_kernels
 from ntkexp.mistake import Mistake
 from ntkexp.progress import AbstractProgress, Silent
-from ntkexp.removal.retraining import AbstractRetraining
+from ntkexp.removal.retraining import AbstractRetraining, repeats, root_mean_square
 from ntkexp.report.progress import Announced
 from ntkexp.shapes import Weights
 from ntkexp.text import counted, short
@@ -90,9 +90,6 @@ def trained_again(
 # same steps. If all examples have weight 1, both must also end at the same outputs.
 
 
-# With all example weights 1, the final outputs of both loops may differ by at most this
-# fraction of the root mean square change by a removal.
-REPEAT_TOLERANCE = 0.01
 GROUPS_SEED = 0  # seed of the random groups that are left out in retrainings
 
 
@@ -178,30 +175,22 @@ class LoopAgain(AbstractRetraining):
         refuse_other_start(ours.start(0), theirs.start(0))
         refuse_other_examples(ours, theirs)
 
-    def rounding_remarks(
+    def refuse_other_end(
         self,
         repeated: Float[Tensor, "point out"],
         changes: Float[Tensor, "group point out"],
-    ) -> list[str]:
+    ) -> None:
         """Raise if the second loop, with all example weights 1, ends at other outputs
-        than the first loop. Otherwise return an empty list, because there is nothing to
-        remark.
-
-        Args:
-            repeated: outputs at the end of the second loop with all weights 1.
-            changes: changes of the outputs by each removal.
-        """
-        changed = float(changes.square().sum((1, 2)).mean().sqrt())
+        than the first loop."""
         end = self.flat.vector(self.trace.steps.end)
-        gap = float((repeated - self.outputs_at(end)).norm())
-        if gap > REPEAT_TOLERANCE * changed:
+        gap = repeated - self.outputs_at(end)
+        if not repeats(gap, changes):
             raise Mistake(
                 "again=: repeated with all examples, the loop ends at outputs that are "
-                f"{short(gap)} away from those of the first run, and leaving out "
-                f"examples changes them by {short(changed)}; let the function seed "
-                "everything random, or take smaller steps"
+                f"{short(root_mean_square(gap))} away from those of the first run, and leaving "
+                f"out examples changes them by {short(root_mean_square(changes))}; let the "
+                "function seed everything random, or take smaller steps"
             )
-        return []
 
 
 def refuse_other_start(ours: Weights, theirs: Weights) -> None:

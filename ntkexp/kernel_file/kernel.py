@@ -25,7 +25,7 @@ from torch import Tensor
 
 from ntkexp.data.base import Data, Split
 from ntkexp.experiment.experiment import Experiment
-from ntkexp.experiment.identity import digest, files_of
+from ntkexp.experiment.identity import code_digests
 from ntkexp.experiment.problem import draw_network
 from ntkexp.kernel import Outputs
 from ntkexp.kernel.read.plan import selected_outputs
@@ -155,10 +155,7 @@ class AbstractKernel(ABC):
 
         This includes digests of the source files of networks that users wrote.
         """
-        code = [
-            digest(file)
-            for file in files_of((self.experiment.model, self.experiment.init))
-        ]
+        code = code_digests(self.experiment)
         return {
             **({"code": code} if code else {}),
             "kernel": self.spec,

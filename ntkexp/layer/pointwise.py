@@ -33,6 +33,7 @@ from ntkexp.covariance.pairs import (
     root_and_inverse,
 )
 from ntkexp.layer.base import AbstractLayer, defines_itself
+from ntkexp.mistake import Mistake
 from ntkexp.shapes import Shape
 
 Values: TypeAlias = Float[Tensor, "..."]
@@ -160,7 +161,14 @@ class Pointwise(nn.Module):
         self.layer = layer
 
     def forward(self, z: Values) -> Values:
-        return self.layer.apply(z)
+        activations = self.layer.apply(z)
+        if activations.shape != z.shape or activations.dtype != z.dtype:
+            raise Mistake(
+                f"the activation {self.layer.option} returns {activations.dtype} of shape "
+                f"{list(activations.shape)} for {z.dtype} of shape {list(z.shape)}; return a "
+                "number of this type for each element"
+            )
+        return activations
 
 
 class Linear(AbstractPointwise):

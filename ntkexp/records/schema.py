@@ -40,6 +40,7 @@ from ntkexp.text import printable
 
 
 MAX_TEXT_LETTERS = 20_000  # maximum length of a text
+MAX_CODE_FILES = 10_000  # maximum number of files that define a network
 MAX_NAME_LETTERS = 250  # maximum length of the name of a file, a class and so on
 
 Split: TypeAlias = Literal["train", "query", "test"]
@@ -109,6 +110,7 @@ class Provenance(Record):
     ntkexp: Text = ""
     command: Text = ""
     threads: Annotated[int, Field(strict=True, ge=1, le=1024)] | None = None
+    code: Annotated[list[Digest], Field(max_length=MAX_CODE_FILES)] = []
 
 
 SEALED_RECORDS: Mapping[str, type[Record]] = {

@@ -39,7 +39,6 @@ from ntkexp.progress import AbstractProgress
 from ntkexp.removal.between import Breakdown, Pair, TrainingPair
 from ntkexp.removal.retraining import AbstractRetraining, ChosenOutputs, split_change
 from ntkexp.shapes import Function, Weights
-from ntkexp.text import short
 
 # --- Training that can be repeated with other example weights.
 #
@@ -349,11 +348,6 @@ def rerun_of(
 # --- The outputs after retraining, at some points.
 
 
-LARGEST_REPEATED_ERROR = 0.01
-"""Maximum difference between the outputs of the original training run and its exact
-repetition, relative to the change by removals."""
-
-
 @dataclass(frozen=True)
 class RerunAt(AbstractRetraining):
     """Retraining of a run. The results are the outputs
@@ -393,41 +387,21 @@ class RerunAt(AbstractRetraining):
         for part in torch.split(weights, self.rerun.directions):
             yield from trained(self.rerun, part)
 
+    def refuse_other_end(
+        self,
+        repeated: Float[Tensor, "point out"],
+        changes: Float[Tensor, "group point out"],
+    ) -> None:
+        """Do nothing. Only a training by the user's code can be another one."""
+
     def rounding_remarks(
         self,
         repeated: Float[Tensor, "point out"],
         changes: Float[Tensor, "group point out"],
     ) -> list[str]:
-        """Return a remark if rounding errors, which training amplifies, are not small
-        relative to the changes (see `repetition_remarks`)."""
-        if self.end is None:
+        if self.end is None:  # the original outputs are unknown
             return []
-        return repetition_remarks(repeated - self.original_outputs, changes)
-
-
-def repetition_remarks(
-    repetition_change: Float[Tensor, "point out"],
-    changes: Float[Tensor, "group point out"],
-) -> list[str]:
-    """Return a remark if the root mean square of `repetition_change` exceeds
-    `LARGEST_REPEATED_ERROR` times the root mean square of `changes`.
-
-    `repetition_change` is the difference between the outputs of two equal trainings,
-    and `changes` are the changes of the outputs if groups are left out."""
-    changed = float(changes.square().mean().sqrt())
-    repetition_error = float(repetition_change.square().mean().sqrt())
-    if (
-        repetition_error <= LARGEST_REPEATED_ERROR * changed
-        or repetition_error == changed == 0.0
-    ):
-        return []
-    return [
-        (
-            "an exact repetition of the training changes the outputs by "
-            f"{short(repetition_error)}, and leaving out single examples by {short(changed)}: the "
-            "steps amplify rounding errors, so do not trust effects; choose a smaller step size"
-        )
-    ]
+        return super().rounding_remarks(repeated, changes)
 
 
 # --- One of the two training runs in a `TrajectoryStore`, in the form that backward

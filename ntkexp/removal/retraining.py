@@ -23,6 +23,45 @@ from ntkexp.records.contributions import RETRAINED, LeaveOut, LeftOut, Removal
 from ntkexp.removal.between import Breakdown, TrainingPair, concatenated
 from ntkexp.report.leave_out import agreement_of, remarks_on_trainings
 from ntkexp.stream import stream
+from ntkexp.text import short
+
+LARGEST_REPEATED_ERROR = 0.01
+"""Maximum difference between the outputs of the original training and its exact
+repetition, relative to the change by removals."""
+
+
+def root_mean_square(values: Tensor) -> float:
+    return float(values.square().mean().sqrt())
+
+
+def repeats(
+    repetition_change: Float[Tensor, "point out"],
+    changes: Float[Tensor, "group point out"],
+) -> bool:
+    """Return True if the root mean square of `repetition_change` is at most
+    `LARGEST_REPEATED_ERROR` times the root mean square of `changes`.
+
+    `repetition_change` is the difference between the outputs of two equal trainings,
+    and `changes` are the changes of the outputs if groups are left out."""
+    largest = LARGEST_REPEATED_ERROR * root_mean_square(changes)
+    return root_mean_square(repetition_change) <= largest
+
+
+def repetition_remarks(
+    repetition_change: Float[Tensor, "point out"],
+    changes: Float[Tensor, "group point out"],
+) -> list[str]:
+    """Return a remark if the training does not repeat itself (see `repeats`)."""
+    if repeats(repetition_change, changes):
+        return []
+    return [
+        (
+            "an exact repetition of the training changes the outputs by "
+            f"{short(root_mean_square(repetition_change))}, and leaving out single examples by "
+            f"{short(root_mean_square(changes))}: the steps amplify rounding errors, so do not "
+            "trust effects; choose a smaller step size"
+        )
+    ]
 
 
 class AbstractRetraining(ABC):
@@ -69,16 +108,28 @@ class AbstractRetraining(ABC):
         )
 
     @abstractmethod
+    def refuse_other_end(
+        self,
+        repeated: Float[Tensor, "point out"],
+        changes: Float[Tensor, "group point out"],
+    ) -> None:
+        """Raise if the repetition is another training than the original one.
+
+        The arguments are those of `rounding_remarks`."""
+
     def rounding_remarks(
         self,
         repeated: Float[Tensor, "point out"],
         changes: Float[Tensor, "group point out"],
     ) -> list[str]:
-        """Return reasons to doubt the changes of the outputs, if rounding errors are
-        not small relative to the changes. An implementation may raise instead.
+        """Return a remark if rounding errors, which training amplifies, are not small
+        relative to the changes.
 
-        `repeated` are the outputs after an exact repetition of the original training.
+        Args:
+            repeated: outputs after an exact repetition of the original training.
+            changes: changes of the outputs by each removal.
         """
+        return repetition_remarks(repeated - self.original_outputs, changes)
 
 
 def changes(
@@ -91,6 +142,7 @@ def changes(
         weight[list(group)] = 0.0
     outputs = training.outputs(weights)
     differences = outputs[1:] - outputs[0]
+    training.refuse_other_end(outputs[0], differences)
     return differences, training.rounding_remarks(outputs[0], differences)
 
 

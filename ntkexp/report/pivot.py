@@ -58,6 +58,8 @@ def read_request(
     names = []
     for word in words:
         key, equals, value = word.partition("=")
+        if equals and key in chosen:
+            raise WrongArgument(f"table=…: {key}= is given twice", "table")
         if equals and key in WORDS:
             chosen[key] = value
         else:

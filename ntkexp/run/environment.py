@@ -29,6 +29,7 @@ from typing import Any
 import torch
 
 from ntkexp.experiment.experiment import Experiment
+from ntkexp.experiment.identity import code_digests
 from ntkexp.kernel.record.products import keep_full_precision
 from ntkexp.mistake import Mistake
 from ntkexp.records.folder import package_version, results_version
@@ -118,7 +119,10 @@ def device_name(device: torch.device) -> str:
 
 def provenance(experiment: Experiment, command: str, threads: int) -> dict[str, Any]:
     """Return the content of provenance.json: the command, versions, machine and
-    settings of a run."""
+    settings of a run.
+
+    If the user's files define the network, it also contains their digests."""
+    code = code_digests(experiment)
     return {
         "command": command,
         "folder": os.getcwd(),
@@ -132,6 +136,7 @@ def provenance(experiment: Experiment, command: str, threads: int) -> dict[str, 
         "device": device_name(torch.device(experiment.device)),
         "threads": threads,
         "deterministic": True,
+        **({"code": code} if code else {}),
     }
 
 

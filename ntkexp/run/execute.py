@@ -3,6 +3,7 @@ and retrain without examples."""
 
 from __future__ import annotations
 
+import os
 import traceback
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -47,8 +48,8 @@ from ntkexp.records.own_files import drop_half_written
 from ntkexp.records.recorded import RECORDED
 from ntkexp.records.results import MACHINE, RETRACED, Seconds, read_rows, write_timings
 from ntkexp.removal.between import Breakdown, Pair
-from ntkexp.removal.rerun import LARGEST_REPEATED_ERROR, breakdown_between, rerun_of
-from ntkexp.removal.retraining import removal_of
+from ntkexp.removal.rerun import breakdown_between, rerun_of
+from ntkexp.removal.retraining import LARGEST_REPEATED_ERROR, removal_of
 from ntkexp.report.drawing import draw_run
 from ntkexp.report.live_log import LiveLog, open_log
 from ntkexp.run.environment import (
@@ -329,14 +330,33 @@ def begun_by(folder: RunFolder) -> str:
         return ""
 
 
+def working_folder_advice(folder: RunFolder) -> str:
+    """Return the advice to change to the folder where the run was started, or an empty
+    text if this is the working folder. Relative paths in a configuration depend on
+    it."""
+    try:
+        started_in = folder.provenance.get("folder")
+    except Mistake:
+        return ""
+    if not isinstance(started_in, str) or started_in == os.getcwd():
+        return ""
+    return f"; the run was started in {started_in}, so give the command there"
+
+
 def rebuild_experiment(folder: RunFolder, trusted: tuple[str, ...]) -> Experiment:
     """Return the experiment of a run. Raise if the data files or the code have changed
     since the run began."""
     folder.check(CONFIG)
     if defect := folder.misnamed:
         raise Mistake(f"{folder.path} {defect}")
-    experiment = build(folder.read_json(CONFIG), trusted)
-    if identity(experiment) != folder.identity:
+    try:
+        experiment = build(folder.read_json(CONFIG), trusted)
+        own_identity = identity(experiment)
+    except Mistake as mistake:
+        if type(mistake) is not Mistake:  # such as code that is not trusted
+            raise
+        raise Mistake(f"{mistake}{working_folder_advice(folder)}") from None
+    if own_identity != folder.identity:
         files = sorted({str(file) for file in files_of(experiment)})
         reason = "this is another version"
         if files:

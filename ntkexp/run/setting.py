@@ -79,6 +79,19 @@ class Survey:
         return work(self.tape).of_kernel(pair, self.problem.outputs)
 
 
+def refuse_other_outputs(
+    experiment: Experiment, problem: Problem, shape: list[int]
+) -> None:
+    """Raise if the outputs of the network for two examples have an unexpected shape."""
+    expected = [len(problem.inputs[:2]), problem.outputs]
+    if shape != expected:
+        raise Mistake(
+            f"model={experiment.model.option}: the network gives outputs of shape {shape} for "
+            f"{expected[0]} examples, and {expected} is expected; data and loss ask for "
+            f"{problem.outputs} for each example"
+        )
+
+
 def survey(experiment: Experiment) -> Survey:
     """Draw data and initial weights, and record a forward pass on two examples.
 
@@ -99,6 +112,7 @@ def survey(experiment: Experiment) -> Survey:
     reader = Reader(function, point(problem.weights).trained, programs=ProgramCache())
     tape = reader.record(problem.weights, problem.inputs[:2])
     tape_bytes = tape.bytes_per_example
+    refuse_other_outputs(experiment, problem, list(tape.outputs.shape))
 
     # record the explained measure on the same examples
     try:
@@ -455,6 +469,11 @@ def start_of(
 
     # compute λ_max of the kernel among the examples of each phase
     kernel = view.stored_kernel()
+    if not kernel.isfinite().all():
+        raise Mistake(
+            "the tangent kernel is not finite before training; "
+            f"{experiment.model.remedy}"
+        )
     keeps_kernels = experiment.path.keeps_kernels
     if keeps_kernels:
         largest_eigenvalues = [

@@ -129,6 +129,8 @@ COMMANDS: list[tuple[str, str]] = [
     ("explain {run} --query=1 --worst=2", "one of the two"),
     ("explain {run} --query=1 --picture=why.pdf", ".svg or .png"),
     ("explain {run} --page --json", "--page"),
+    ("validate {run} --leave-out=100%", "--leave-out=100%: it takes a share below 100 %"),
+    ("validate {run} --top=200%", "--top=200%: it takes a share below 100 %"),
     ("explain {run} --probe=0", "ntkexp: --probe is called --query now"),
     ("compare nope nope", "nope does not exist; two finished runs or two sweeps are compared, each by"),
     ("runs --out={outputs} model.widht=3", "'model.width'"),

@@ -53,6 +53,34 @@ class Numbered(AbstractSource):
         return Examples(inputs, (0 * number if self.constant else number).double()[:, None])
 
 
+class Unnamed(Numbered):
+    """A source with more labels than names of classes."""
+
+    def examples(self, generator: torch.Generator) -> Examples:
+        whole = super().examples(generator)
+        return Examples(whole.inputs, whole.target, whole.classes[1:])
+
+
+class Unseeded(Numbered):
+    """A source that draws from torch's global generator."""
+
+    def examples(self, generator: torch.Generator) -> Examples:
+        whole = super().examples(generator)
+        return Examples(whole.inputs + torch.randn(whole.inputs.shape).double(), whole.target, whole.classes)
+
+
+UNFIT = {
+    Unnamed: r"the target of example 2 \(counting from 0\) is 2, and there are 2 classes; give labels from 0 to 1",
+    Unseeded: "data=unseeded: examples.. returns other examples when it is called again with the same seed",
+}
+
+
+@pytest.mark.parametrize("kind", UNFIT)
+def test_unfit_examples_of_a_source_are_refused(kind: type[Numbered]) -> None:
+    with pytest.raises(Mistake, match=UNFIT[kind]):
+        kind(train=10, query=5, test=5, count=50, classes=3).split()
+
+
 @given(st.integers(2, 40), st.integers(0, 40), st.none() | st.integers(0, 40), st.integers(0, 80), st.integers(0, 99))
 def test_splits_are_disjoint_and_exhaustive_or_refused(
     train: int, query: int, test: int | None, count: int, seed: int

@@ -7,23 +7,69 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ntkexp.cli.main import run
 from ntkexp.init import AbstractInit
 from ntkexp.layer.affine import Conv, Dense
-from ntkexp.layer.base import AbstractLayer, Concatenation, Residual, build
+from ntkexp.layer.base import AbstractLayer, Concatenation, LayerChain, Residual, build
 from ntkexp.layer.linear import AvgPool, BatchNorm, Flatten, GlobalAvgPool, GroupNorm, LayerNorm, MaxPool
-from ntkexp.layer.pointwise import LeakyReLU
+from ntkexp.layer.pointwise import AbstractPointwise, LeakyReLU
 from ntkexp.layer.spec import activation, activations
 from ntkexp.library import tangent_kernel
+from ntkexp.mistake import Mistake
 from ntkexp.model.base import AbstractArchitecture
+from ntkexp.model.networks import MLP
+from ntkexp.run.setting import prepare, survey
+from ntkexp.shapes import Shape
 from tests.config.components import OWN, choices, configured
 from tests.kernel.oracle import EPS, agree, normal, refused
 from tests.run.commands import TINY, only_run
+from tests.run.small import small
 from tests.run.test_execute import full_disk
 
 INITS = choices("init")
+
+
+class FirstChannel(AbstractPointwise):
+    """An activation that drops all other numbers."""
+
+    def apply(self, z: Tensor) -> Tensor:
+        return z[:, :1]
+
+
+class Halved(AbstractPointwise):
+    """An activation of another precision."""
+
+    def apply(self, z: Tensor) -> Tensor:
+        return z.half()
+
+
+class OneOutput(MLP):
+    """A network with one output for every task."""
+
+    def layers(self, init: AbstractInit, shape: Shape, outputs: int) -> LayerChain:
+        return super().layers(init, shape, 1)
+
+
+UNFIT: dict[AbstractArchitecture, str] = {
+    MLP(width=4, activation=FirstChannel()): r"the activation first_channel returns .* of shape \[2, 1\] for",
+    MLP(width=4, activation=Halved()): r"the activation halved returns torch.float16 of shape \[2, 4\]",
+    OneOutput(width=4): r"model=one_output: the network gives outputs of shape \[2, 1\] for 2 examples, and \[2, 3\]",
+}
+
+
+def test_a_kernel_that_overflows_is_refused() -> None:
+    """Its outputs are finite."""
+    with pytest.raises(Mistake, match=r"the tangent kernel is not finite before training; lower init\.W_std or"):
+        prepare(small("data.train=4", "data.query=2", "data.test=2", "init.alpha=1e160"))
+
+
+@pytest.mark.parametrize("model", UNFIT)
+def test_a_network_of_unfit_shapes_is_refused(model: AbstractArchitecture) -> None:
+    experiment = small("data.classes=[0,1,2]", "data.train=9", "data.query=2", "data.test=2")
+    with pytest.raises(Mistake, match=UNFIT[model]):
+        survey(experiment.model_copy(update={"model": model}))
 
 
 def init(name: str, **changes: object) -> AbstractInit:

@@ -126,6 +126,7 @@ OTHERS = {
         r"the runs differ in init.alpha \(0.5, 10.0\).* where=init.alpha=0.5",
     ),
     "an odd filter": (None, TABLE, ("model.width",), "it takes KEY=VALUE"),
+    "rows twice": (None, ("rows=seed", *TABLE), (), "rows= is given twice"),
 }
 
 

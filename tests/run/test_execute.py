@@ -308,6 +308,18 @@ def test_a_kernel_of_a_run_with_changed_data_is_refused(tmp_path: Path, capfd: S
 
 
 @pytest.mark.slow
+def test_a_relative_path_is_explained_in_another_working_folder(
+    tmp_path: Path, capfd: Said, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    table(Path("t.csv"), "1,2,3")
+    assert train(tmp_path, "data=table", "data.path=t.csv", "data.target=y", base=SMALLEST) == 0
+    monkeypatch.chdir(tmp_path / "runs")
+    assert run(("kernel", "tangent", f"--run={only_run(tmp_path)}", f"--out={tmp_path / 'k.zarr'}", "--quiet")) == 2
+    assert f"there is no such file; the run was started in {tmp_path}, so give" in only_line(capfd)
+
+
+@pytest.mark.slow
 def test_a_kernel_of_a_network_with_changed_code_is_refused(tmp_path: Path, capfd: Said) -> None:
     """For a network in a run, and for one drawn for its kernel: the file holds the kernel of the earlier code."""
     layers = "nn.Flatten(), nn.Linear(2, 4), nn.{}(), nn.Linear(4, 1)"

@@ -158,6 +158,10 @@ def test_a_child_has_the_constants_of_its_parent(name: str, tmp_path: Path) -> N
     trust = [str(file)]
     run = load_run(execute_in(tmp_path, small(*words, trust=trust), words))
     child = small(*words, f"init.parent={run.path}@2", "seed=1", trust=trust)
+    file.write_text(FROZEN.replace("ReLU", "Tanh"), encoding="utf-8")
+    with pytest.raises(Mistake, match=rf"{file.name} has changed since the parent began; restore it, or run"):
+        draw_problem(child)
+    file.write_text(FROZEN, encoding="utf-8")
     if name == "fixed":
         assert draw_problem(child).weights.keys() == run.weights_at(2).keys()
         return

@@ -16,8 +16,8 @@ from ntkexp.mistake import Mistake
 from ntkexp.model.functional import function_of
 from ntkexp.optimizer.base import Memory as OptimizerMemory, Sizes
 from ntkexp.optimizer.descent import SGD
-from ntkexp.removal.rerun import repetition_remarks, rerun_of, trained
-from ntkexp.removal.retraining import EffectsResult
+from ntkexp.removal.rerun import rerun_of, trained
+from ntkexp.removal.retraining import EffectsResult, repetition_remarks
 from ntkexp.report.explain import explain, format_explanation, heading_of
 from ntkexp.report.forgetting import Forgetting, forgetting_sentence, forgettings, format_tasks
 from ntkexp.report.loaded_run import load_run
