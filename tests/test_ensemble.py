@@ -223,6 +223,7 @@ def test_places_are_sorted_angles() -> None:
         (("schedule=cosine",), "equal steps; leave out"),
         (("schedule.warm_up=3",), "equal steps; leave out"),
         (("stop_at_loss=0.1",), "equal steps; leave out"),
+        (("data=sequence",), "leave out data=sequence"),
         (("init=standard",), "choose init=ntk"),
         (("init.antisymmetric=true",), "neither antisymmetric nor centred"),
     ],
