@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import prod
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -49,3 +51,25 @@ def turned(x: Tensor) -> Tensor:
     angle = torch.arange(x.shape[1], dtype=x.dtype)[:, None] * speed
     first, second = x[..., :half], x[..., half:]
     return torch.cat([first * angle.cos() - second * angle.sin(), second * angle.cos() + first * angle.sin()], -1)
+
+
+class Plain(nn.Sequential):
+    """A perceptron with one hidden layer."""
+
+    def __init__(self, shape: tuple[int, ...], outputs: int, width: int) -> None:
+        super().__init__(nn.Flatten(), nn.Linear(prod(shape), width), nn.Tanh(), nn.Linear(width, outputs))
+
+
+class Shortened(Plain):
+    """Its outputs pass through single precision."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = super().forward(x)
+        return outputs.float().to(outputs.dtype)
+
+
+class Entropy(Plain):
+    """Its outputs pass through an operation without a difference rule."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.special.entr(2 + super().forward(x).tanh())
