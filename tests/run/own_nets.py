@@ -53,23 +53,29 @@ def turned(x: Tensor) -> Tensor:
     return torch.cat([first * angle.cos() - second * angle.sin(), second * angle.cos() + first * angle.sin()], -1)
 
 
-class Plain(nn.Sequential):
-    """A perceptron with one hidden layer."""
+class Plain(nn.Module):
+    """A perceptron with one hidden layer, and a function of its outputs."""
 
     def __init__(self, shape: tuple[int, ...], outputs: int, width: int) -> None:
-        super().__init__(nn.Flatten(), nn.Linear(prod(shape), width), nn.Tanh(), nn.Linear(width, outputs))
+        super().__init__()
+        self.net = nn.Sequential(nn.Flatten(), nn.Linear(prod(shape), width), nn.Tanh(), nn.Linear(width, outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.end(self.net(x))
+
+    def end(self, outputs: Tensor) -> Tensor:
+        raise NotImplementedError
 
 
 class Shortened(Plain):
     """Its outputs pass through single precision."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        outputs: Tensor = super().forward(x)
+    def end(self, outputs: Tensor) -> Tensor:
         return outputs.float().to(outputs.dtype)
 
 
 class Entropy(Plain):
     """Its outputs pass through an operation without a difference rule."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.special.entr(2 + super().forward(x).tanh())
+    def end(self, outputs: Tensor) -> Tensor:
+        return torch.special.entr(2 + outputs.tanh())
