@@ -78,4 +78,5 @@ class Entropy(Plain):
     """Its outputs pass through an operation without a difference rule."""
 
     def end(self, outputs: Tensor) -> Tensor:
-        return torch.special.entr(2 + outputs.tanh())
+        entropy: Tensor = torch.special.entr(2 + outputs.tanh())
+        return entropy
