@@ -17,7 +17,6 @@ from ntkexp.layer.affine import Conv, Dense
 from ntkexp.layer.linear import Flatten
 from ntkexp.layer.pointwise import ReLU
 from ntkexp.layer.spec import layer_classes
-from ntkexp.limit import infinite_kernel
 from ntkexp.limit.fused.program import program
 from ntkexp.mistake import Mistake
 from ntkexp.naming import option_name
@@ -146,10 +145,9 @@ SPEC: list[dict[str, object]] = [
 X = torch.randn(4, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
 
-def test_its_kernel_is_that_of_its_formula(outside: Outside, monkeypatch: pytest.MonkeyPatch) -> None:
-    """K = q₁q₂ + 2c² and Θ = K + 4c², where c is also the Θ before it; auto takes torch, which knows every layer."""
+def test_its_kernel_is_that_of_its_formula(outside: Outside) -> None:
+    """K = q₁q₂ + 2c² and Θ = K + 4c², where c is also the Θ before it."""
     outside.composer.resolve([])
-    monkeypatch.setattr(infinite_kernel, "MIN_FUSED_WORK", 0)
     c = X @ X.t() / 3
     nngp, ntk = ntkexp.infinite_kernel(SPEC, X)
     expected = torch.outer(c.diag(), c.diag()) + 2 * c * c
