@@ -202,13 +202,8 @@ ONCE = [
 ] + [("series beside margins", False, torch.float64)]
 """Every network, and every third one in single precision too. Half of them with themselves."""
 QUICK = (
-    "mean",
-    "vectors, concatenation",
-    "levels",
-    "nested strides",
-    "concatenation, strided",
-    "passing through",
-    "steps that differ",
+    *("mean", "vectors, concatenation", "levels", "nested strides"),
+    *("concatenation, strided", "passing through", "steps that differ"),
 )
 
 
