@@ -131,6 +131,9 @@ REFUSED: dict[str, Callable[[nn.Module, FollowedScores], Any]] = {
         QUERIES, TARGETS, ["0"]
     ),
     "there are 5, but scores of 6": lambda model, known: replace(known, queries=QUERIES[:5]),
+    "a test point was not attributed": lambda model, known: replace(
+        known, found=known.found.assign(contribution=lambda data: data["contribution"].where(data["query"] > 0))
+    ).rows(QUERIES, TARGETS, ["0"]),
     "scores=": lambda model, known: QuandaExplainer(model, DATA),
 }
 

@@ -186,6 +186,7 @@ def test_a_followed_loop_is_carried_out_without_examples() -> None:
         ({"scores": np.zeros((24, 5))}, r"its shape is \(24, 5\).*transpose it"),
         ({"scores": np.full((5, 24), np.nan)}, "not finite"),
         ({"scores": np.array(["a"])}, "not numbers"),
+        ({"scores": [[1], [2, 3]]}, "scores: not an array"),
         ({"split": "tset"}, "test"),
         ({"again": print}, "is an experiment, trained as it is"),
     ],

@@ -73,13 +73,13 @@ class Announced:
         name: str,
         steps: int,
         progress: AbstractProgress,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         self.name = name
         self.steps = steps
         self.progress = progress
-        self.clock = clock
-        self.begun = clock()
+        self.clock = clock or time.monotonic
+        self.begun = self.clock()
         self.done = 0
         self.displayed = False
         self.first_seconds = 0.0  # duration of the first step

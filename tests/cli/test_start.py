@@ -85,7 +85,7 @@ def start(server: subprocess.Popen[str], tmp_path: Path) -> Start:
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [
-        (["--help"], "train"),
+        (["--help"], "  train      Train one network, and see which kernel machine it is.\n  sweep "),
         (["--version"], "ntkexp "),
         (["train", "--help"], "--force"),
         (["kernel", "--help"], "predict"),

@@ -74,6 +74,15 @@ def clipped_twice(given: Loop, _: list[Tensor]) -> None:
     nn.utils.clip_grad_value_(given.model.parameters(), 0.03)
 
 
+def clipped_when_tiny(given: Loop, batch: Tensor) -> None:
+    """A bound is compared with the size of the gradients, and not with 1."""
+    given.zero()
+    loss = nn.functional.cross_entropy(given.model(given.x[batch]), given.y[batch])
+    (2.0**-27 * loss).backward()  # type: ignore[no-untyped-call]
+    nn.utils.clip_grad_value_(given.model.parameters(), 1e-10)
+    given.step()
+
+
 @on_gradients
 def clipped_to_more_and_more(given: Loop, _: list[Tensor]) -> None:
     """Some parameters, to a value that changes at every step."""
@@ -147,6 +156,7 @@ ODD = (
     *(Case(each, clipped_twice, by=(None, "parameter")) for each in (loops.nesterov, loops.adamw)),
     *(Case(each, clipped_to_more_and_more, by=(None,)) for each in (loops.momentum, loops.adam)),
     Case(loops.adamw, clipped_to_more_and_more, torch.float32, by=(None,)),
+    Case(loops.adamw, clipped_when_tiny, by=(None,)),
     Case(adam_with_a_tensor, by=(None,)),
 )
 RANDOM = (

@@ -367,7 +367,7 @@ def interrupt() -> None:
 
 @pytest.fixture
 def _every_step_is_saved(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A clock on which every step takes longer than the time between two saved states."""
+    """A clock on which every step takes longer than the time between two saved states, and deserves a line."""
     ticks = count(0, 100)
     monkeypatch.setattr(time, "monotonic", lambda: float(next(ticks)))
 
@@ -425,26 +425,10 @@ def test_a_killed_sweep_goes_on(tmp_path: Path) -> None:
     assert content(tmp_path / "run") == content(tmp_path / "other")
 
 
-class Slow(nn.Identity):
-    """A layer that takes long."""
-
-    seconds = 0.0
-
-    def forward(self, x: Tensor) -> Tensor:
-        time.sleep(self.seconds)
-        return x
-
-
-@pytest.mark.slow
-def test_long_attributions_and_sweeps_show_their_progress(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.usefixtures("_every_step_is_saved")
+def test_long_attributions_and_sweeps_show_their_progress(capsys: pytest.CaptureFixture[str]) -> None:
     given = loop(loops.sgd)
-    given.model.append(Slow())
-    trace = followed(given, loops.plain, loss=loss_of(given))
-    monkeypatch.setattr(Slow, "seconds", 0.1)
-    monkeypatch.setattr("ntkexp.report.progress.LONG_TASK_SECONDS", 0.5)  # instead of ten seconds
-    trace.attribute(effects="derivative")
+    followed(given, loops.plain, loss=loss_of(given)).attribute(effects="derivative")
     said = capsys.readouterr().err
     for task in ("attribution", "the sweep for effects"):
         assert f"ntkexp: {task}: 8 steps, " in said

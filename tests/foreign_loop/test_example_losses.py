@@ -464,14 +464,20 @@ LARGE: dict[str, tuple[Losses, Batch]] = {
 def test_batches_are_split_where_their_examples_are_independent(name: str) -> None:
     """A random number forbids it, because it is drawn for the whole batch."""
     losses, batch = LARGE[name]
+    sizes = list[int]()
+
+    def counted(model: nn.Module, rows: Tensor, *batch: Any) -> Any:
+        sizes.append(len(rows))
+        return losses(model, rows, *batch)
 
     def whole(model: nn.Module, *batch: Any) -> Any:
         return losses(model, *batch) + 0 * torch.rand(())
 
-    ours, theirs = (carried_out(once(function, torch.arange(70), *batch), features()) for function in (losses, whole))
+    ours, theirs = (carried_out(once(function, torch.arange(70), *batch), features()) for function in (counted, whole))
     found, expected = (trace.attribute(quiet=True)["contribution"] for trace in (ours, theirs))
     assert list(found["example"].values) == list(expected["example"].values)
     assert apart(found.values, expected.values) <= EXACT
+    assert (sizes.count(70 % 32) > 1) == (name == "PINN")  # the others are split at most once, to compare
 
 
 def test_names_are_digests_of_the_rows() -> None:

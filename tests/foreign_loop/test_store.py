@@ -16,7 +16,6 @@ from copy import deepcopy
 from ctypes import CDLL
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -37,6 +36,7 @@ from tests.foreign_loop import bugs, loops
 from tests.foreign_loop.bugs import RECORDED
 from tests.foreign_loop.loops import OPTIMIZERS, Body, Loop, Maker, followed, loop, parts_of, random_loop, same_parts
 from tests.foreign_loop.test_adds_up import with_other_draws
+from tests.run.commands import free_disk
 
 SLOW = pytest.mark.slow
 
@@ -120,11 +120,6 @@ def test_a_trace_on_disk_is_refused_for_the_same_reason(body: Body, every: int, 
         Mistake, match=r"step \d: the optimizer's gradient is not the gradient of the 6 recorded examples"
     ):
         followed(loop(loops.momentum), body, to=tmp_path / "run", every=every).attribute()
-
-
-def free_disk(size: float) -> Callable[[object], SimpleNamespace]:
-    """The system's answer of a disk with some free bytes."""
-    return lambda _: SimpleNamespace(f_frsize=1, f_blocks=1e9, f_bfree=size, f_bavail=size)
 
 
 def test_checkpoints_are_thinned_when_their_share_of_the_disk_is_used_up(

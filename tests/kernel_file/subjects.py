@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self, TypeAlias
 
@@ -49,7 +50,8 @@ class HereWorkers(AbstractWorkers):
         if self.engine.loses(self.engine.tasks, 0):  # it sends no further event
             future.set_result(Ended(task.name, "killed", "its process was killed"))
         else:
-            future.set_result(work(replace(task, threads=self.engine.threads), self.heard))
+            ended = work(replace(task, threads=self.engine.threads), self.heard)
+            future.set_result(Ended(**json.loads(json.dumps(asdict(ended)))))  # clusters send text
         os.chdir(home)
         return future
 

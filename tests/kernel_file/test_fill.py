@@ -28,6 +28,7 @@ from ntkexp.model.networks import CNTK, UCINtk
 from ntkexp.records.atomic import acquire, release
 from ntkexp.records.kernel_file import KernelMatrix, open_matrix
 from tests.kernel_file.subjects import Products, filled, whole
+from tests.run.commands import free_disk
 
 TRAIN, POINTS = 70, 145
 
@@ -194,7 +195,7 @@ def test_a_lock_that_another_removes_just_before_is_taken_anew(tmp_path: Path, m
 def test_a_disk_that_is_too_small_is_found_out_before_it_is_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ntkexp.capacity.disk_usage", lambda path: type("Usage", (), {"free": 1000}))
+    monkeypatch.setattr(os, "statvfs", free_disk(1000))
     with pytest.raises(Mistake, match=r"tiles of this kernel take .* GB of disk and .* has 1e-06 GB free"):
         products(tmp_path / "k.zarr")
 

@@ -201,7 +201,10 @@ ONCE = [
     if dtype == torch.float64 or row % 3 == 0
 ] + [("series beside margins", False, torch.float64)]
 """Every network, and every third one in single precision too. Half of them with themselves."""
-QUICK = ("levels", "nested strides", "concatenation, strided", "passing through", "steps that differ")
+QUICK = (
+    *("mean", "vectors, concatenation", "levels", "nested strides"),
+    *("concatenation, strided", "passing through", "steps that differ"),
+)
 
 
 @pytest.mark.parametrize(

@@ -198,6 +198,7 @@ def test_a_transformer_of_tokens(tied: bool) -> None:
         ("cnn", (1, 2, 2, 2, 2), 0, {}, r"1 to 3 axes of pixels"),
         ("transformer", (4,), 0, {"tied": True}, r"model\.tied=true.*0 of them, and the data has 2"),
         ("transformer", (4,), 7, {"tied": True}, r"model\.tied=true.*7 of them, and the data has 2"),
+        ("layers", (4,), 0, {"spec": [{"layer": "ReLU"}]}, r"model\.spec ends without a readout"),
         ("mlp", (4,), 7, {}, r"model=mlp takes numbers.*model=transformer, or data\.encoding=one_hot"),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -200,7 +201,7 @@ def test_a_folder_with_fewer_tokens_than_the_data_is_refused(folder: Path) -> No
 
 @pytest.mark.parametrize(("model", "package"), [("huggingface", "transformers"), ("timm", "timm")])
 def test_a_library_that_is_missing_is_asked_for(model: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(foreign, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, package, None)
     with refused(rf"needs {package}, .* pip install 'ntkexp\[{model}\]'"):
         prepare(small(*FEW, f"model={model}"))
 

@@ -153,7 +153,9 @@ def test_settings_of_a_component_may_differ_with_it_but_not_within_a_cell() -> N
         tabulated([*runs, replace(runs[0], path=Path("elsewhere"))], *words)
 
 
-def test_the_command_reads_folders(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_command_reads_folders(
+    finished: dict[str, Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     for steps, seed in product((30, 60), (0, 1)):
         write_run(tmp_path / f"{steps}-{seed}", digits(steps=steps, seed=seed))
     words = ["report", str(tmp_path), "--table", "rows=steps", "value=error:left"]
@@ -166,6 +168,7 @@ def test_the_command_reads_folders(tmp_path: Path, capfd: pytest.CaptureFixture[
     assert (tmp_path / "t.tex").read_text(encoding="utf-8").count("\\\\") == 2
     for wrong, reason in (
         ([*words, "--format=html"], "--table writes text, md, csv, json or latex"),
+        (["report", str(finished["diverged"]), *words[2:]], "all runs diverged; choose a smaller step size"),
         (["report", "--format=latex"], "it is a format of --table"),
         (["report", "--where=steps=30"], "it selects runs of --table"),
     ):

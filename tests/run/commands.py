@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TypeVar
 from unittest import mock
 
@@ -62,6 +63,11 @@ def program(text: str) -> None:
     """Run Python as `python -c` does."""
     sys.path.insert(0, "")
     exec(text, {"__name__": "__main__"})
+
+
+def free_disk(size: float) -> Callable[[object], SimpleNamespace]:
+    """The system's answer of a disk with some free bytes, in place of `os.statvfs`."""
+    return lambda _: SimpleNamespace(f_frsize=1, f_blocks=1e9, f_bfree=size, f_bavail=size)
 
 
 Given = TypeVar("Given")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import prod
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -49,3 +51,32 @@ def turned(x: Tensor) -> Tensor:
     angle = torch.arange(x.shape[1], dtype=x.dtype)[:, None] * speed
     first, second = x[..., :half], x[..., half:]
     return torch.cat([first * angle.cos() - second * angle.sin(), second * angle.cos() + first * angle.sin()], -1)
+
+
+class Plain(nn.Module):
+    """A perceptron with one hidden layer, and a function of its outputs."""
+
+    def __init__(self, shape: tuple[int, ...], outputs: int, width: int) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Flatten(), nn.Linear(prod(shape), width), nn.Tanh(), nn.Linear(width, outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.end(self.net(x))
+
+    def end(self, outputs: Tensor) -> Tensor:
+        raise NotImplementedError
+
+
+class Shortened(Plain):
+    """Its outputs pass through single precision."""
+
+    def end(self, outputs: Tensor) -> Tensor:
+        return outputs.float().to(outputs.dtype)
+
+
+class Entropy(Plain):
+    """Its outputs pass through an operation without a difference rule."""
+
+    def end(self, outputs: Tensor) -> Tensor:
+        entropy: Tensor = torch.special.entr(2 + outputs.tanh())
+        return entropy

@@ -10,7 +10,6 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
@@ -31,7 +30,7 @@ from ntkexp.report.material import what_came_out
 from ntkexp.run.execute import remove_group
 from ntkexp.run.setting import prepare
 from ntkexp.run.state import spilled_bytes
-from tests.run.commands import TINY, only_run, promised
+from tests.run.commands import TINY, free_disk, only_run, promised
 from tests.run.small import small
 
 SHORT = (*TINY, "steps=6")
@@ -189,7 +188,7 @@ def test_resume_goes_on_with_the_threads_of_the_checkpoint(tmp_path: Path, undis
 
 
 def test_a_small_disk_is_found_out_before_the_first_step(tmp_path: Path, capfd: Said) -> None:
-    with mock.patch("ntkexp.capacity.disk_usage", return_value=SimpleNamespace(free=1000)):
+    with mock.patch("os.statvfs", free_disk(1000)):
         assert train(tmp_path, "optimizer=adam", "optimizer.step_size=0.01") == 2
     assert "trajectories take 6.8e-05 GB of disk and" in only_line(capfd)
     assert (only_run(tmp_path) / "metrics.csv").read_text().count("\n") == 1

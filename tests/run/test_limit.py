@@ -73,14 +73,10 @@ def test_the_log_measures_the_distance() -> None:
         (("model=transformer",), "model=transformer has no known limit of infinite width"),
         (("model=cnn", "model.pooling=max"), "MaxPool has no known limit"),
         (("init=mean_field",), "mean-field parametrisation has no kernel in the limit"),
-        (("model=cnn", "model.head=average"), "times the work"),
     ],
     ids=str,
 )
-def test_without_a_limit_there_is_a_reason(
-    settings: tuple[str, ...], reason: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("ntkexp.experiment.problem.MAX_LIMIT_WORK", 10**6)
+def test_without_a_limit_there_is_a_reason(settings: tuple[str, ...], reason: str) -> None:
     run = ran(RUNGS, "steps=2", *settings)
     for machine in ("frozen_limit", "nngp"):
         for row in run.rows(machine):
@@ -89,15 +85,24 @@ def test_without_a_limit_there_is_a_reason(
     assert all(row.get("limit_distance") is None for row in run.memory.rows)
 
 
-def test_kernels_that_outgrow_the_memory_are_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ntkexp.experiment.problem.LIMIT_MEMORY_PARTS", 1e9)
-    limit = prepare(small(RUNGS)).start.limit
-    assert isinstance(limit, DoesNotApply)
-    assert "GB of a run with the kernels at infinite width; raise it" in str(limit)
+LARGE = ("ladder.machine=[nngp]", "path.rule=[left]", "path.kernels=none", "optimizer.step_size=1")
+WORK = 64**2 * 6 * (600 * 601 / 2 + 24 * 600)  # pairs of pixels, layers, and pairs of examples
 
 
-def test_nothing_is_computed_that_nobody_asks_for() -> None:
-    assert isinstance(prepare(small("ladder.machine=[frozen_start]")).start.limit, DoesNotApply)
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        (("ladder.machine=[frozen_start]",), "it is not asked for"),
+        pytest.param(
+            (*LARGE, "model=cnn", "model.head=average", "data.classes=all", "data.train=600"),
+            f"{WORK / 2e9:.1f} times the work",
+            marks=pytest.mark.slow,
+        ),
+        ((*LARGE, "data=teacher", "data.train=4000", "memory_gb=2"), "GB of a run with the kernels at infinite width"),
+    ],
+)
+def test_kernels_that_are_too_large_or_not_asked_for_are_not_made(settings: tuple[str, ...], reason: str) -> None:
+    assert reason in str(prepare(small(*settings)).start.limit)
 
 
 # Rungs that train with a fixed kernel, against oracles that hold the whole Jacobian.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
@@ -20,7 +19,7 @@ from ntkexp.progress import Silent
 from ntkexp.records.atomic import Damaged
 from ntkexp.report.loaded_run import LoadedRun, load_run
 from ntkexp.run.setting import least_memory, prepare
-from tests.run.commands import promised
+from tests.run.commands import free_disk, promised
 from tests.run.small import execute_in, small
 
 TINY = (
@@ -157,7 +156,7 @@ def test_a_small_disk_is_found_out_before_the_first_step(tmp_path: Path) -> None
     count = sum(weight.numel() for weight in prepare(small(*words)).problem.weights.values())
     needed = 8 * count * 4  # four snapshots
     for free, fits in ((needed, True), (needed - 1, False)):
-        with mock.patch("ntkexp.capacity.disk_usage", return_value=SimpleNamespace(free=free)):
+        with mock.patch("os.statvfs", free_disk(free)):
             if fits:
                 executed(tmp_path / "fits", words)
                 continue

@@ -164,7 +164,8 @@ def test_a_run_that_ends_too_soon_knows_the_phases_it_reached() -> None:
         ("steps=1", "there are 2 phases, each of which takes a step"),
         ("stop_at_loss=0.1", "the loss of one phase would end all phases"),
         ("path.effects=true", "effects are not known for data=sequence"),
-        ("path.every=snapshots", "use path.every=1"),
+        ("path.every=snapshots", "switches tasks during training; use path.every=1"),
+        ("path.measure=loss", "on one another are computed for outputs only"),
     ],
     ids=lambda text: text[:40],
 )

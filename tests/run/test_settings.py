@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cache
 from itertools import pairwise
 from math import log
@@ -13,16 +14,9 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
 
-import ntkexp.kernel.read.plan
-import ntkexp.run.execute
-from ntkexp.data.base import Data
-from ntkexp.experiment import problem
-from ntkexp.experiment.experiment import Experiment
 from ntkexp.kernel.record.recorder import DispatchMode
 from ntkexp.mistake import Mistake
-from ntkexp.model.base import ScaledOutput
 from ntkexp.optimizer.base import AbstractStable
 from ntkexp.optimizer.descent import GD, Adam, Momentum
 from ntkexp.records.folder import PROVENANCE, RunFolder
@@ -30,42 +24,15 @@ from ntkexp.run.loop import train_steps
 from ntkexp.run.outcome import step_size_advice
 from ntkexp.run.setting import prepare
 from ntkexp.run.state import begin
+from tests.run.cells import OWN
 from tests.run.small import Memory, execute_in, ran, small
 
 
-class Through(nn.Module):
-    """A network whose outputs pass through a function."""
-
-    def __init__(self, network: nn.Module, function: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.network, self.function = network, function
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(self.network(x))
+def ending(function: str) -> tuple[str, ...]:
+    """The settings of a network whose outputs pass through a function."""
+    return "model=module", f"model.path={OWN}:{function}"
 
 
-def pass_through(function: Callable[[Tensor], Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every network that is drawn from now on ends in this function."""
-    usual = problem.draw_network
-
-    def network(experiment: Experiment, data: Data, outputs: int, copies: float) -> ScaledOutput:
-        return ScaledOutput(Through(usual(experiment, data, outputs, copies), function), 1.0)
-
-    monkeypatch.setattr(problem, "draw_network", network)
-
-
-@pytest.fixture
-def _shortened(monkeypatch: pytest.MonkeyPatch) -> None:
-    pass_through(lambda outputs: outputs.float().to(outputs.dtype), monkeypatch)
-
-
-@pytest.fixture
-def _entropy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An operation without a rule, so that kernels come from plain Jacobians."""
-    pass_through(lambda outputs: torch.special.entr(2 + outputs.tanh()), monkeypatch)
-
-
-@pytest.mark.usefixtures("_shortened")
 @pytest.mark.parametrize(
     ("casts", "low", "high", "told"),
     [
@@ -79,7 +46,7 @@ def _entropy(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_casts_cost_their_rounding_unless_they_are_ignored(casts: str, low: float, high: float, told: str) -> None:
-    run = ran("path.rule=[secant]", f"path.casts={casts}")
+    run = ran(*ending("Shortened"), "path.rule=[secant]", f"path.casts={casts}", trust=[str(OWN)])
     assert low < run.error("secant") <= high
     assert told in run.outcome.sentence
 
@@ -91,15 +58,14 @@ def test_a_network_without_casts_is_the_same_either_way() -> None:
     assert "cast" not in kept.outcome.sentence
 
 
-@pytest.mark.usefixtures("_entropy")
 def test_a_run_without_secants_says_how_its_kernels_are_read() -> None:
-    sentence = ran("path.rule=[left]", "steps=2").outcome.sentence
+    sentence = ran(*ending("Entropy"), "path.rule=[left]", "steps=2", trust=[str(OWN)]).outcome.sentence
     assert "no difference rule for the operation aten.special_entr.default: the tangent is read from plain" in sentence
     for optimizer in ("gd", "momentum"):  # a secant is refused before training, also by an integral from the end
         with pytest.raises(
             Mistake, match=r"no difference rule for the operation aten\.special_entr.*path\.rule=\[gauss,left\]"
         ):
-            prepare(small("path.rule=[secant]", f"optimizer={optimizer}"))
+            prepare(small(*ending("Entropy"), "path.rule=[secant]", f"optimizer={optimizer}", trust=[str(OWN)]))
 
 
 # Machines in float32 combine sums in float64 and kernels in float32.
@@ -242,21 +208,21 @@ def test_outputs_beyond_all_numbers_end_a_run_as_well() -> None:
 
 
 WORDS = ("steps=2", "path.rule=[left]", "ladder.machine=[]", "path.error_samples=0")
-CORES = 3
+CORES = {0, 1, 2}
 
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A machine of three cores, whatever the tests run on."""
-    monkeypatch.setattr(ntkexp.run.execute, "all_threads", lambda: CORES)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: CORES)
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
 
 
-def threads(place: Path, given: int | None, most: int | None = None) -> int:
+def threads(place: Path, given: int | None, most: int | None = None, width: int = 16) -> int:
     """How many a run took, by its folder."""
-    experiment = small(*WORDS).model_copy(update={"threads": given})
+    experiment = small(*WORDS, f"model.width={width}").model_copy(update={"threads": given})
     folder = execute_in(place, experiment, WORDS, most_threads=most)
     assert RunFolder(folder).is_intact
     taken: int = RunFolder(folder).read_sealed(PROVENANCE)["threads"]
@@ -271,11 +237,10 @@ def test_a_small_run_takes_one_thread_unless_it_is_told_otherwise(tmp_path: Path
 
 
 @pytest.mark.usefixtures("machine")
-def test_a_large_run_takes_all_that_there_are_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ntkexp.kernel.read.plan, "FEW_OPERATIONS", 0.0)
-    assert threads(tmp_path / "by size", None) == CORES
-    assert threads(tmp_path / "of a worker", None, most=2) == 2
-    assert threads(tmp_path / "told", 1, most=2) == 1
+def test_a_large_run_takes_all_that_there_are_for_it(tmp_path: Path) -> None:
+    assert threads(tmp_path / "by size", None, width=1000) == len(CORES)
+    assert threads(tmp_path / "of a worker", None, most=2, width=1000) == 2
+    assert threads(tmp_path / "told", 1, most=2, width=1000) == 1
 
 
 # A device is waited for as rarely as numbers are needed: each wait stops it between two steps.

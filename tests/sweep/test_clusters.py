@@ -17,7 +17,7 @@ from threading import Thread
 from unittest.mock import Mock
 
 import pytest
-from submitit import Job
+from submitit import AutoExecutor, Job
 from submitit.core.job_environment import SignalHandler
 from submitit.helpers import DelayedSubmission
 from submitit.slurm.slurm import SlurmJobEnvironment
@@ -227,9 +227,10 @@ def test_a_job_out_of_time_is_queued_again_with_the_same_task(
 def test_a_queue_that_cannot_be_asked_loses_the_job_and_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    job = Mock(done=Mock(side_effect=OSError("sacct is gone")))
+    monkeypatch.setattr(AutoExecutor, "submit", lambda *_: job)
     workers = open_engine("cluster=local", 1).open(ignore)
-    monkeypatch.setattr(workers, "submit_job", lambda task: Mock(done=Mock(side_effect=OSError("sacct is gone"))))
-    future = workers.submit(Task("a", RunJob({}, (), "", ()), ""))
+    future = workers.submit(Task("a", RunJob({}, (), "", ()), str(tmp_path)))
     assert str(future.exception(timeout=60)) == "sacct is gone"
     workers.shutdown()
     assert not workers.watcher.is_alive()

@@ -316,7 +316,7 @@ ESTIMATES: dict[str, tuple[dict[str, float], int, dict[str, Any], list[Happened]
 def test_the_remaining_time_follows_from_costs_and_events(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     costs, workers, options, events, ahead = ESTIMATES[case]
     now = 0.0
-    monkeypatch.setattr("ntkexp.sweep.jobs.time.monotonic", lambda: now)
+    monkeypatch.setattr("time.monotonic", lambda: now)
     clock = RemainingTime(costs, workers, **options)
     for seconds, event in events:
         now = seconds

@@ -108,13 +108,9 @@ class Closure:
         >>> Closure(2e-12, 1e-12).severity, Closure(float("nan"), 1e-12).severity, Closure(0.0, 0.0).severity
         (2.0, inf, 0.0)
         """
-        if self.holds:
-            if self.bound:
-                return self.error / self.bound
-            return 0.0
         if 0 < self.bound < inf:
             return self.miss / self.bound
-        return inf
+        return 0.0 if self.holds else inf
 
     @property
     def words(self) -> str:

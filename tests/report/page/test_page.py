@@ -11,7 +11,7 @@ from base64 import b64decode
 from collections.abc import Iterator
 from dataclasses import replace
 from html.parser import HTMLParser
-from itertools import permutations
+from itertools import permutations, product
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -40,7 +40,6 @@ from ntkexp.report.inventory import flatten_config
 from ntkexp.report.leave_out import agreement_of
 from ntkexp.report.loaded_run import load_run
 from ntkexp.report.material import TILE_MACHINES, gather, headline, tiles
-from ntkexp.report.page import picture
 from ntkexp.report.page.build import (
     MAX_CHIPS,
     anchors,
@@ -52,10 +51,9 @@ from ntkexp.report.page.build import (
     write_explanations,
 )
 from ntkexp.report.page.fonts import with_fonts
-from ntkexp.report.page.picture import drawings_of, inline, link, pictures_of_runs
+from ntkexp.report.page.picture import inline, link, pictures_of_runs
 from ntkexp.report.page.run_table import MAX_CURVE_POINTS, curve_of
 from ntkexp.report.plots.examples import checked
-from ntkexp.report.plots.run_plots import save
 from ntkexp.report.plots.style import caption_of
 from ntkexp.report.run import Run
 from ntkexp.report.sentence import main_split
@@ -309,20 +307,15 @@ def test_the_curves_of_a_row_are_those_of_its_run(outputs: Path, page: Path) -> 
                 assert float(value) == pytest.approx(metrics[name][int(step)], rel=1e-3)
 
 
-def test_pictures_share_their_space(finished: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every run has some pictures before one has all."""
-    runs = []
-    for k in range(3):
-        copied = shutil.copytree(finished["two classes"], tmp_path / f"run-{k}")
-        save(load_run(copied), copied / "plots")
-        runs.append(load_run(copied))
-    for limit in (100_000, 300_000, 10_000_000):
-        monkeypatch.setattr(picture, "MAX_PICTURE_BYTES", limit)
-        shown = pictures_of_runs(runs, anchors(runs), tmp_path)
-        counts = [len(shown[run.path]) for run in runs]
-        assert sum(len(each.svg) for of_run in shown.values() for each in of_run) <= limit
-        assert max(counts) - min(counts) <= 1
-    assert counts == [len(drawings_of(run)) for run in runs]
+@pytest.mark.parametrize(("count", "shown"), [(1, [4]), (3, [4, 3, 3])])
+def test_pictures_share_their_space(count: int, shown: list[int], tmp_path: Path) -> None:
+    """Every run has some pictures before one has all. Three runs have 5.4 MB, and a page holds 4 MB."""
+    runs = [Run(tmp_path / f"run-{k}", {}, pd.DataFrame(), ()) for k in range(count)]
+    for of_run, letters in product(runs, (100_000, 300_000, 500_000, 900_000)):
+        (of_run.path / "plots").mkdir(parents=True, exist_ok=True)
+        (of_run.path / "plots" / f"{letters}.svg").write_text(f'<svg><path d="{"M" * letters}"/></svg>')
+    found = pictures_of_runs(runs, anchors(runs), tmp_path)
+    assert [len(found[of_run.path]) for of_run in runs] == shown
 
 
 def test_a_law_that_was_not_fitted_is_listed_only_when_all_runs_are_done(outputs: Path) -> None:
