@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from ntkexp.claim.papers.leaving_out import (
         AddedRemovals as AddedRemovals,
         DatamodelScore as DatamodelScore,
+        ExactnessOfScores as ExactnessOfScores,
         LeftOutKernel as LeftOutKernel,
         OtherRuns as OtherRuns,
         RemovalScores as RemovalScores,
