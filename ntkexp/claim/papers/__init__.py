@@ -48,6 +48,7 @@ if TYPE_CHECKING:
         OtherRuns as OtherRuns,
         RemovalScores as RemovalScores,
     )
+    from ntkexp.claim.papers.needed_examples import RemovalByPhase as RemovalByPhase
     from ntkexp.claim.papers.path_kernel import (
         EnoughExamples as EnoughExamples,
         KernelChange as KernelChange,

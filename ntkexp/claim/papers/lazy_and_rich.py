@@ -32,7 +32,7 @@ from ntkexp.model.base import AbstractArchitecture, LearningTask
 from ntkexp.model.functional import function_of, weights_of
 from ntkexp.model.networks import MLP
 from ntkexp.records.sweep import Level
-from ntkexp.shapes import Function, Weights
+from ntkexp.shapes import Function, Inputs, Weights
 from ntkexp.statistics import alignment, kernel_change
 from ntkexp.stream import stream
 
@@ -48,7 +48,7 @@ class ScaledFunction:
     start: Weights
     alpha: float
 
-    def outputs(self, weights: Weights, x: Tensor) -> Float[Tensor, "point out"]:
+    def outputs(self, weights: Weights, x: Inputs) -> Float[Tensor, "point out"]:
         """Return f(x) = α (g(θ; x) − g(θ₀; x)), which is zero at the start."""
         return self.alpha * (self.function(weights, x) - self.function(self.start, x))
 
