@@ -18,7 +18,7 @@ from ntkexp.claim.judged import AbstractPicture, JudgedClaim
 from ntkexp.claim.look import MAIN, SECOND
 from ntkexp.claim.rule_picture import draw_rows, mark_range
 from ntkexp.mistake import Mistake
-from ntkexp.report.analysis.estimate import SHARE, mean_of
+from ntkexp.report.analysis.estimate import SHARE, Range, mean_of
 from ntkexp.text import short
 
 if TYPE_CHECKING:
@@ -305,6 +305,53 @@ def draw_accuracies(
     style.heading(
         figure, "Accuracy against the number of training examples", f"{answer}."
     )
+    return figure
+
+
+CORRELATION: Range = (-1.0, 1.0)
+
+
+def draw_scores(
+    rows: pd.DataFrame,
+    scores: Mapping[str, str],
+    trainings: Mapping[str, str],
+    xlabel: str,
+    answer: str,
+) -> Figure:
+    """Draw correlations with retraining for kinds of training, one panel for each
+    activation.
+
+    The rows have the columns `activation`, `training`, `score` and `correlation`.
+    `scores` and `trainings` map values of their columns to labels. Dots are means over
+    seeds with their intervals. `answer` is the caption."""
+    from matplotlib.figure import Figure  # noqa: PLC0415  slow to import
+
+    from ntkexp.report.plots import style  # noqa: PLC0415  slow to import
+
+    figure = Figure(figsize=(style.WIDE, 2.7), layout="constrained")
+    activations = rows["activation"].unique().tolist()
+    panels = figure.subplots(1, len(activations), sharey=True, squeeze=False)[0]
+    for axes, activation in zip(panels, activations, strict=True):
+        ends = []
+        for k, (score, name) in enumerate(scores.items()):
+            known = rows[(rows["activation"] == activation) & (rows["score"] == score)]
+            by_training = known.groupby("training")["correlation"].agg(list)
+            means = [mean_of(by_training[key], CORRELATION) for key in trainings]
+            ends_of_means = np.array(
+                [(mean.value, mean.low, mean.high) for mean in means]
+            )
+            middle, low, high = ends_of_means.T
+            look = style.line_look(k)
+            axes.errorbar(
+                range(len(trainings)), middle, yerr=(middle - low, high - middle),
+                marker="o", markersize=6 - k, capsize=2, **look,
+            )  # fmt: skip
+            ends.append(style.End(name, middle[-1], look["color"]))
+        axes.set_xticks(range(len(trainings)), [*trainings.values()])
+        axes.set(xlabel=xlabel, title=activation)
+        style.name_ends(axes, ends)
+    panels[0].set_ylabel("correlation with retraining")
+    style.heading(figure, "Scores of one run against retraining", f"{answer}.")
     return figure
 
 

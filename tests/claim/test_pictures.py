@@ -28,6 +28,7 @@ from ntkexp.claim.papers import (
     PathFact,
     ScalarStep,
     ScalarTraining,
+    ScoresByTraining,
     StoredExamples,
     TimeShare,
     WeightRank,
@@ -158,6 +159,20 @@ def test_a_table_has_the_depths_of_both() -> None:
     assert table["CNTK paper, %"].tolist() == pytest.approx([40.94, math.nan, 43.42], nan_ok=True)
     assert table["CNTK-GAP kernel, %"].tolist() == pytest.approx([35.0, 65.0, math.nan], nan_ok=True)
     assert "by −20.0 points at depth 3 and 10.0 points at depth 6" in picture.here(found)
+
+
+def test_the_caption_has_the_largest_mean_gain_of_single_examples_and_halves() -> None:
+    """Gains of single seeds and of other groups are not in the caption."""
+    gains = {"one": (0.1, -0.3), "50 %": (0.01, 0.02), "5 %": (0.5, 0.5)}
+    rows = [
+        {"training": "a", "activation": "relu", "left_out": group, "score": score, "seed": seed, "correlation": 0.5,
+         "gain": gain if score == "contributions" else math.nan}
+        for group, pair in gains.items() for seed, gain in enumerate(pair) for score in ("contributions", "tracin")
+    ]  # fmt: skip
+    picture = ScoresByTraining(scores={"contributions": "contribution", "tracin": "TracIn"}, trainings={"a": "Adam"})
+    figure = picture.figure(judged(CLAIM, pd.DataFrame(rows)))
+    assert caption_of(figure) == "Means of contributions and TracIn differ by at most 0.1."
+    assert [axes.get_title() for axes in figure.axes] == ["relu"]
 
 
 @pytest.mark.parametrize("picture", [ScalarStep(), ScalarTraining(), InterpolationPeak(threshold=1)])

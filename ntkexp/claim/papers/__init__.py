@@ -47,6 +47,7 @@ if TYPE_CHECKING:
         LeftOutKernel as LeftOutKernel,
         OtherRuns as OtherRuns,
         RemovalScores as RemovalScores,
+        ScoresByTraining as ScoresByTraining,
     )
     from ntkexp.claim.papers.needed_examples import RemovalByPhase as RemovalByPhase
     from ntkexp.claim.papers.path_kernel import (

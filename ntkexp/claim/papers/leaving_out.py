@@ -9,6 +9,7 @@ from itertools import islice
 from math import nan
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float
@@ -16,6 +17,8 @@ from pydantic import Field
 from torch import Tensor
 from torch.func import jacrev
 
+from ntkexp.claim.judged import AbstractPicture, JudgedClaim
+from ntkexp.claim.picture import draw_scores
 from ntkexp.claim.trial import AbstractTrial, Row, Rows
 from ntkexp.component import Count
 from ntkexp.config.compose import compose
@@ -32,6 +35,10 @@ from ntkexp.run.loop import SilentListener, run as run_loop
 from ntkexp.run.outcome import Outcome
 from ntkexp.run.setting import Setting, prepare
 from ntkexp.stream import stream
+from ntkexp.text import short
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -582,6 +589,34 @@ def correlation_of(row: Row) -> float:
     correlation = row["correlation"]
     assert isinstance(correlation, float)
     return correlation
+
+
+class ScoresByTraining(AbstractPicture):
+    """The correlations of scores with training without one example, for several kinds
+    of training.
+
+    The picture shows a trial of `ExactnessOfScores`. `scores` and `trainings` map
+    values of the columns `score` and `training` to labels. `xlabel` names the
+    trainings."""
+
+    has_judged_rows_only = True
+
+    scores: dict[str, str] = Field(min_length=1)
+    trainings: dict[str, str] = Field(min_length=1)
+    xlabel: str = "training"
+
+    def figure(self, judged: JudgedClaim) -> Figure:
+        rows = judged.rows("correlation", "training", "score", "activation", "left_out")
+        single = rows[rows["left_out"] == "one"]
+        gains = judged.rows("gain")
+        gains = gains[gains["left_out"].isin(["one", "50 %"])]
+        by_level = gains.groupby(["training", "activation", "left_out"])["gain"]
+        largest = by_level.mean().abs().max()
+        answer = f"Means of contributions and TracIn differ by at most {short(largest)}"
+        return draw_scores(single, self.scores, self.trainings, self.xlabel, answer)
+
+    def here(self, judged: JudgedClaim) -> str:
+        return "dots are means over the seeds of the main look, with 95 % intervals."
 
 
 READ_OF_RUNS = ("path.rule=[secant]", "path.queries=[query]", *BARE)
