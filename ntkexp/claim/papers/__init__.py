@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     )
     from ntkexp.claim.papers.later_tasks import LaterTask as LaterTask
     from ntkexp.claim.papers.lazy_and_rich import (
+        AccuracyByScale as AccuracyByScale,
         AfterKernel as AfterKernel,
         LateGeneralising as LateGeneralising,
         SilentAlignment as SilentAlignment,

@@ -17,6 +17,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.func import jacrev
 
+from ntkexp.claim.expectation import select_rows
 from ntkexp.claim.judged import AbstractPicture, JudgedClaim
 from ntkexp.claim.picture import draw_scores
 from ntkexp.claim.trial import AbstractTrial, Row, Rows
@@ -606,11 +607,15 @@ class ScoresByTraining(AbstractPicture):
     xlabel: str = "training"
 
     def figure(self, judged: JudgedClaim) -> Figure:
-        rows = judged.rows("correlation", "training", "score", "activation", "left_out")
-        single = rows[rows["left_out"] == "one"]
-        gains = judged.rows("gain")
-        gains = gains[gains["left_out"].isin(["one", "50 %"])]
-        by_level = gains.groupby(["training", "activation", "left_out"])["gain"]
+        table = judged.table
+        single = select_rows(table, {"quantity": "correlation", "left_out": "one"})
+        gain = {
+            "quantity": "gain",
+            "score": "contributions",
+            "left_out": ["one", "50 %"],
+        }
+        gains = select_rows(table, gain)
+        by_level = gains.groupby(["training", "activation", "left_out"])["value"]
         largest = by_level.mean().abs().max()
         answer = f"Means of contributions and TracIn differ by at most {short(largest)}"
         return draw_scores(single, self.scores, self.trainings, self.xlabel, answer)
