@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -18,7 +18,7 @@ from ntkexp.claim.judged import AbstractPicture, JudgedClaim
 from ntkexp.claim.look import MAIN, SECOND
 from ntkexp.claim.rule_picture import draw_rows, mark_range
 from ntkexp.mistake import Mistake
-from ntkexp.report.analysis.estimate import SHARE, mean_of
+from ntkexp.report.analysis.estimate import SHARE, Range, mean_of
 from ntkexp.text import short
 
 if TYPE_CHECKING:
@@ -305,6 +305,91 @@ def draw_accuracies(
     style.heading(
         figure, "Accuracy against the number of training examples", f"{answer}."
     )
+    return figure
+
+
+def draw_means(
+    axes: Axes,
+    places: Sequence[float],
+    of_seeds: Sequence[Sequence[float]],
+    within: Range,
+    look: Mapping[str, Any],
+) -> float:
+    """Draw a line through the means over seeds, with their intervals. Return the last
+    mean."""
+    means = [mean_of(figures, within) for figures in of_seeds]
+    ends_of_means = np.array([(mean.value, mean.low, mean.high) for mean in means])
+    middle, low, high = ends_of_means.T
+    axes.errorbar(
+        places, middle, yerr=(middle - low, high - middle), marker="o", capsize=2, **look
+    )  # fmt: skip
+    return float(middle[-1])
+
+
+def draw_accuracy_by_scale(
+    tables: Mapping[str, pd.DataFrame], along: str, title: str, answer: str
+) -> Figure:
+    """Draw accuracies against the scale α of the outputs.
+
+    `tables` maps labels of lines to tables with the columns `along`, which holds α,
+    `seed` and `value`."""
+    from matplotlib.figure import Figure  # noqa: PLC0415  slow to import
+
+    from ntkexp.report.plots import style  # noqa: PLC0415  slow to import
+
+    figure = Figure(figsize=(style.NARROW, 2.7), layout="constrained")
+    axes = figure.subplots()
+    ends = []
+    for k, (name, table) in enumerate(tables.items()):
+        of_seeds = table.groupby(along)["value"].agg(list)
+        look = style.line_look(k)
+        last = draw_means(axes, [*of_seeds.index], [*of_seeds], SHARE, look)
+        ends.append(style.End(name, last, look["color"]))
+    style.log_axis(axes, "x")
+    axes.set(xlabel="scale α of the outputs", ylabel="accuracy on new inputs")
+    style.name_ends(axes, ends)
+    style.heading(figure, title, f"{answer}.")
+    return figure
+
+
+CORRELATION: Range = (-1.0, 1.0)
+
+
+def draw_scores(
+    rows: pd.DataFrame,
+    scores: Mapping[str, str],
+    trainings: Mapping[str, str],
+    xlabel: str,
+    answer: str,
+) -> Figure:
+    """Draw correlations with retraining for kinds of training, one panel for each
+    activation.
+
+    The rows have the columns `activation`, `training`, `score` and `value`. `scores`
+    and `trainings` map values of their columns to labels. Dots are means over seeds
+    with their intervals. `answer` is the caption."""
+    from matplotlib.figure import Figure  # noqa: PLC0415  slow to import
+
+    from ntkexp.report.plots import style  # noqa: PLC0415  slow to import
+
+    figure = Figure(figsize=(style.WIDE, 2.7), layout="constrained")
+    activations = rows["activation"].unique().tolist()
+    panels = figure.subplots(1, len(activations), sharey=True, squeeze=False)[0]
+    for axes, activation in zip(panels, activations, strict=True):
+        ends = []
+        for k, (score, name) in enumerate(scores.items()):
+            known = rows[(rows["activation"] == activation) & (rows["score"] == score)]
+            by_training = known.groupby("training")["value"].agg(list)
+            of_seeds = [by_training[key] for key in trainings]
+            places = range(len(trainings))
+            look = style.line_look(k) | {"markersize": 6 - k}
+            last = draw_means(axes, places, of_seeds, CORRELATION, look)
+            ends.append(style.End(name, last, look["color"]))
+        axes.set_xticks(range(len(trainings)), [*trainings.values()])
+        axes.set(xlabel=xlabel, title=activation)
+        style.name_ends(axes, ends)
+    panels[0].set_ylabel("correlation with retraining")
+    style.heading(figure, "Scores of one run against retraining", f"{answer}.")
     return figure
 
 

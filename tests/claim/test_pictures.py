@@ -19,6 +19,7 @@ from ntkexp.claim.judge import judge_part
 from ntkexp.claim.judged import AbstractPicture, JudgedClaim, PublishedNumber
 from ntkexp.claim.look import CONTROL, MAIN, SECOND
 from ntkexp.claim.papers import (
+    AccuracyByScale,
     AccuracyTable,
     ChangeByWidth,
     EnoughExamples,
@@ -28,6 +29,7 @@ from ntkexp.claim.papers import (
     PathFact,
     ScalarStep,
     ScalarTraining,
+    ScoresByTraining,
     StoredExamples,
     TimeShare,
     WeightRank,
@@ -158,6 +160,34 @@ def test_a_table_has_the_depths_of_both() -> None:
     assert table["CNTK paper, %"].tolist() == pytest.approx([40.94, math.nan, 43.42], nan_ok=True)
     assert table["CNTK-GAP kernel, %"].tolist() == pytest.approx([35.0, 65.0, math.nan], nan_ok=True)
     assert "by −20.0 points at depth 3 and 10.0 points at depth 6" in picture.here(found)
+
+
+def test_the_caption_has_the_largest_mean_gain_of_single_examples_and_halves() -> None:
+    """Gains of single seeds and of other groups are not in the caption."""
+    gains = {"one": (0.1, -0.3), "50 %": (0.01, 0.02), "5 %": (0.5, 0.5)}
+    labels = {"training": "a", "activation": "relu"}
+    rows: list[dict[str, Any]] = []
+    for group, pair in gains.items():
+        for seed, gain in enumerate(pair):
+            row = labels | {"left_out": group, "seed": seed}
+            rows.append(row | {"score": "contributions", "quantity": "gain", "value": gain})
+            rows += [
+                row | {"score": name, "quantity": "correlation", "value": 0.5} for name in ("contributions", "tracin")
+            ]
+    picture = ScoresByTraining(scores={"contributions": "contribution", "tracin": "TracIn"}, trainings={"a": "Adam"})
+    figure = picture.figure(judged(CLAIM, pd.DataFrame(rows)))
+    assert caption_of(figure) == "Means of contributions and TracIn differ by at most 0.1."
+    assert [axes.get_title() for axes in figure.axes] == ["relu"]
+
+
+def test_the_caption_has_the_accuracies_at_both_ends_of_the_scale() -> None:
+    rows = [
+        {"init.alpha": alpha, "quantity": name, "seed": seed, "value": value + 0.1 * seed}
+        for alpha, value in ((100.0, 0.4), (0.1, 0.8), (1.0, 0.6)) for seed in (0, 1)
+        for name in ("accuracy_query", "loss")
+    ]  # fmt: skip
+    figure = AccuracyByScale(names={MAIN: "sums", SECOND: "digits"}).figure(judged(CLAIM, pd.DataFrame(rows)))
+    assert caption_of(figure) == "Sums: 85 % at α = 0.1, 45 % at α = 100."
 
 
 @pytest.mark.parametrize("picture", [ScalarStep(), ScalarTraining(), InterpolationPeak(threshold=1)])

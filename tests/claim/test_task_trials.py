@@ -12,7 +12,14 @@ import pytest
 import torch
 from torch.func import jacrev
 
-from ntkexp.claim.papers import AddedRemovals, LateGeneralising, LaterTask, OtherRuns, RemovalScores
+from ntkexp.claim.papers import (
+    AddedRemovals,
+    ExactnessOfScores,
+    LateGeneralising,
+    LaterTask,
+    OtherRuns,
+    RemovalScores,
+)
 from ntkexp.claim.papers.later_tasks import share_of_tenth
 from ntkexp.claim.papers.lazy_and_rich import FollowedMode, LearningStep, ScaledDescent, ScaledFunction, top_mode
 from ntkexp.claim.papers.leaving_out import (
@@ -302,6 +309,18 @@ def test_contributions_add_up_and_effects_rank_removals() -> None:
     assert table["miss"].dropna().max() < 1e-13
     alone = table[table["left_out"] == "one"].set_index("score")["correlation"]
     assert alone["effect"] > 0.9 > alone["shuffled"]
+
+
+@pytest.mark.slow
+def test_exactness_gains_nothing_where_the_kernel_is_constant() -> None:
+    """The contributions of a linear model are those of TracIn, up to rounding. Those of a network are not."""
+    linear, network = (
+        pd.DataFrame(ExactnessOfScores(base=SMALL, trainings=(how,), activations=("tanh",), groups=4).rows(0))
+        for how in ("model.depth=0 steps=3", "steps=1 optimizer.stable_fraction=16")
+    )
+    assert linear["gain"].dropna().abs().tolist() == pytest.approx([0, 0, 0, 0], abs=1e-9)
+    assert network["gain"].abs().max() > 0.01
+    assert network["training"].unique().tolist() == ["steps=1 optimizer.stable_fraction=16"]
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from ntkexp.claim.papers import (
     LinearModes,
     Operations,
     OutputsInTraining,
+    RemovalByPhase,
     Reparametrised,
     SilentAlignment,
     SubliminalLearning,
@@ -41,17 +43,20 @@ from ntkexp.claim.papers import (
 from ntkexp.claim.papers.convolutional_kernels import OperationCount, eliminate
 from ntkexp.claim.papers.lazy_and_rich import LearnedTask, ScaledNetwork, length
 from ntkexp.claim.papers.leaving_out import BARE, draw_groups, retraining, score
+from ntkexp.claim.papers.needed_examples import margins, step_shares
 from ntkexp.claim.trial import AbstractTrial, SideBySide
-from ntkexp.data import Sphere, Teacher
+from ntkexp.data import ModularAddition, Sphere, Teacher
 from ntkexp.data.images import Digits
 from ntkexp.data.synthetic import Circle
 from ntkexp.init import NTK
+from ntkexp.layer import Polynomial
 from ntkexp.mistake import Mistake
 from ntkexp.model import DeepLinear
 from ntkexp.model.functional import weights_of
 from ntkexp.model.networks import CNN, CNTK, MLP, Linear
 from ntkexp.records.atomic import sealed_text, write_atomically
 from ntkexp.records.sweep import Level
+from ntkexp.removal.rerun import retrain, trained
 from ntkexp.stream import stream
 
 INIT = NTK(W_std=1.4, b_std=0.3)
@@ -247,6 +252,38 @@ def test_components_have_their_parts_by_phases() -> None:
 
 
 FLAT = NTK(W_std=1.0, b_std=0.0)
+
+
+def test_the_phases_of_a_removal_add_up() -> None:
+    """A training that fits has three phases, and one that fits nothing has none."""
+    sums = ModularAddition(modulus=5, train=20, query=0, encoding="one_hot")
+    network = MLP(width=32, depth=1, activation=Polynomial(powers=(0, 0, 1)))
+    trial = RemovalByPhase(model=network, init=FLAT, data=sums, alpha=0.3, step_size=1.0, steps=60, removals=1)
+    rows = pd.DataFrame([*trial.rows(0)]).set_index("phase")
+    assert rows[["share", "time", "beyond"]].sum().tolist() == pytest.approx([1, 1, 0], abs=1e-12)
+    assert (rows["miss"] < 1e-12).all()
+    assert 0 < rows["time"]["memorising"] < 1
+    never = pd.DataFrame([*trial.model_copy(update={"model": Linear()}).rows(0)])
+    assert never.drop(columns="phase").isna().all(axis=None)
+
+
+def test_the_share_of_the_last_step_of_a_linear_model_is_known() -> None:
+    """It is the change of one step without the example, from the mean weights of both trainings."""
+    sums = ModularAddition(modulus=3, train=6, query=0, encoding="one_hot")
+    trial = RemovalByPhase(model=Linear(), init=FLAT, data=sums, alpha=1.0, step_size=0.3, steps=3)
+    data = sums.split(0)
+    rerun = trial.rerun(data, 0)
+    both = torch.stack([rerun.unit_weights, rerun.without([0])])
+    *_, last = retrain(rerun, both)
+    one = replace(rerun, start=rerun.flat.weights(last.recorded["weights"].mean(0)), length=1)
+
+    def change(weights: torch.Tensor) -> torch.Tensor:
+        usual, without = (margins(rerun, end, data.test) for end in weights)
+        return without - usual
+
+    total = change(last.weights)
+    expected = change(trained(one, both)) @ total / total.square().sum()
+    torch.testing.assert_close(step_shares(rerun, 0, data.test)[-1], expected, rtol=1e-9, atol=1e-12)
 
 
 def test_descent_of_a_linear_network_ends_where_it_is_known_to() -> None:
@@ -531,6 +568,7 @@ REFUSALS: list[tuple[type[AbstractTrial], dict[str, Any], str]] = [
     (AfterKernel, {"data": REAL}, "choose data of two classes"),
     (EndOfTraining, {"data": THREE}, "choose data of two classes"),
     (LateGeneralising, {"data": REAL, "alphas": (1.0, 2.0)}, "choose data of classes"),
+    (RemovalByPhase, {"data": REAL, "alpha": 1.0, "step_size": 1.0}, "choose data of classes"),
     (SilentAlignment, {"names": ("one", "two"), "models": (NETWORK,), "data": DIGITS}, "a name of its own"),
 ]
 

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     )
     from ntkexp.claim.papers.later_tasks import LaterTask as LaterTask
     from ntkexp.claim.papers.lazy_and_rich import (
+        AccuracyByScale as AccuracyByScale,
         AfterKernel as AfterKernel,
         LateGeneralising as LateGeneralising,
         SilentAlignment as SilentAlignment,
@@ -43,10 +44,13 @@ if TYPE_CHECKING:
     from ntkexp.claim.papers.leaving_out import (
         AddedRemovals as AddedRemovals,
         DatamodelScore as DatamodelScore,
+        ExactnessOfScores as ExactnessOfScores,
         LeftOutKernel as LeftOutKernel,
         OtherRuns as OtherRuns,
         RemovalScores as RemovalScores,
+        ScoresByTraining as ScoresByTraining,
     )
+    from ntkexp.claim.papers.needed_examples import RemovalByPhase as RemovalByPhase
     from ntkexp.claim.papers.path_kernel import (
         EnoughExamples as EnoughExamples,
         KernelChange as KernelChange,

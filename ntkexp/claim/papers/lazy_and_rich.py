@@ -1,5 +1,6 @@
 """Lazy and rich training, controlled by the scale α of the outputs.
 
+AccuracyByScale     draw the accuracy against α
 AfterKernel         compare a network and the regressions with its kernels
 SilentAlignment     test if the kernel aligns with the targets before the loss falls
 LateGeneralising    measure when a classifier generalises (grokking)
@@ -10,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import torch
 from jaxtyping import Float
@@ -18,7 +19,11 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.func import jvp, vjp
 
+from ntkexp.claim.expectation import select_rows
+from ntkexp.claim.judged import AbstractPicture, JudgedClaim
+from ntkexp.claim.look import MAIN
 from ntkexp.claim.papers.wide_networks import network_of_width
+from ntkexp.claim.picture import draw_accuracy_by_scale
 from ntkexp.claim.trial import AbstractTrial, Rows, refuse_unnamed
 from ntkexp.closed_form import FOREVER, modes_of
 from ntkexp.component import Count
@@ -32,9 +37,13 @@ from ntkexp.model.base import AbstractArchitecture, LearningTask
 from ntkexp.model.functional import function_of, weights_of
 from ntkexp.model.networks import MLP
 from ntkexp.records.sweep import Level
-from ntkexp.shapes import Function, Weights
+from ntkexp.shapes import Function, Inputs, Weights
 from ntkexp.statistics import alignment, kernel_change
 from ntkexp.stream import stream
+from ntkexp.text import percent, short
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 STEPS_PER_EIGENVALUE = 20
 """The largest eigenvalue of the kernel is recomputed after this many steps."""
@@ -48,7 +57,7 @@ class ScaledFunction:
     start: Weights
     alpha: float
 
-    def outputs(self, weights: Weights, x: Tensor) -> Float[Tensor, "point out"]:
+    def outputs(self, weights: Weights, x: Inputs) -> Float[Tensor, "point out"]:
         """Return f(x) = α (g(θ; x) − g(θ₀; x)), which is zero at the start."""
         return self.alpha * (self.function(weights, x) - self.function(self.start, x))
 
@@ -690,3 +699,33 @@ def share_right(outputs: Float[Tensor, "point out"], labels: Tensor) -> float:
     if outputs.isfinite().all():
         return float((outputs.argmax(1) == labels).double().mean())
     return 0.0
+
+
+class AccuracyByScale(AbstractPicture):
+    """The accuracy on new inputs against the scale α of the outputs.
+
+    `names` maps looks (main, second, control) to the labels of their lines."""
+
+    has_judged_rows_only = True
+
+    names: dict[str, str] = Field(min_length=1)
+    along: str = "init.alpha"
+    quantity: str = "accuracy_query"
+
+    def figure(self, judged: JudgedClaim) -> Figure:
+        tables = {
+            name: select_rows(judged.tables[look], {"quantity": self.quantity})
+            for look, name in self.names.items()
+        }
+        table = tables[self.names[MAIN]]
+        means = table["value"].astype(float).groupby(table[self.along]).mean()
+        answer = (
+            f"{self.names[MAIN].capitalize()}: {percent(means.iloc[0])} at α = "
+            f"{short(means.index[0])}, {percent(means.iloc[-1])} at α = "
+            f"{short(means.index[-1])}"
+        )
+        title = "Accuracy at one training loss, by laziness"
+        return draw_accuracy_by_scale(tables, self.along, title, answer)
+
+    def here(self, judged: JudgedClaim) -> str:
+        return "dots are means over seeds, with 95 % intervals."

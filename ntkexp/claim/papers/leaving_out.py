@@ -9,6 +9,7 @@ from itertools import islice
 from math import nan
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float
@@ -16,6 +17,9 @@ from pydantic import Field
 from torch import Tensor
 from torch.func import jacrev
 
+from ntkexp.claim.expectation import select_rows
+from ntkexp.claim.judged import AbstractPicture, JudgedClaim
+from ntkexp.claim.picture import draw_scores
 from ntkexp.claim.quantity import example_ids
 from ntkexp.claim.trial import AbstractTrial, Row, Rows
 from ntkexp.component import Count
@@ -25,6 +29,7 @@ from ntkexp.library import tangent_kernel
 from ntkexp.mistake import Mistake
 from ntkexp.path.recording import RecordedTraining, Recording, row_length
 from ntkexp.records.data import Trajectory
+from ntkexp.records.sweep import Level
 from ntkexp.removal.rerun import WEIGHTS, Rerun, RerunAt, rerun_of, retrain, trained
 from ntkexp.removal.retraining import changes
 from ntkexp.report.analysis.rank_correlation import DECIMALS, mean_known, spearman
@@ -32,6 +37,10 @@ from ntkexp.run.loop import SilentListener, run as run_loop
 from ntkexp.run.outcome import Outcome
 from ntkexp.run.setting import Setting, prepare
 from ntkexp.stream import stream
+from ntkexp.text import short
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -536,6 +545,101 @@ def who_leaves(
         for name, share in shares.items()
     }
     return {"one": torch.eye(train, dtype=torch.float64), **groups_by_name}
+
+
+class ExactnessOfScores(AbstractTrial):
+    """The benefit of exact contributions over TracIn, for several kinds of training.
+
+    The rows are those of `RemovalScores` for the settings `base` and one of the
+    `trainings`, which the column `training` names. A kind of training is given by
+    settings, separated by blanks. The rows with `score` = contributions also have
+
+        gain    correlation of contributions − correlation of TracIn at every step
+
+    Contributions are exact at any step size. TracIn is their first order in the step
+    size. So `gain` shows if exactness helps to predict the result of retraining."""
+
+    base: tuple[str, ...]
+    trainings: tuple[str, ...] = Field(min_length=1)
+    activations: tuple[str, ...] = Field(("tanh", "relu"), min_length=1)
+    groups: int = Field(32, ge=4, le=1000)
+
+    def rows(self, seed: int) -> Rows:
+        rows: list[Row] = []
+        for training in self.trainings:
+            scores = RemovalScores(
+                base=(*self.base, *training.split()),
+                activations=self.activations,
+                groups=self.groups,
+            )
+            rows += [
+                {"training": training, **row} for row in with_gain(scores.rows(seed))
+            ]
+        return rows
+
+
+def with_gain(rows: Rows) -> list[Row]:
+    """Add `gain` to the rows of contributions: their correlation minus that of TracIn.
+
+    >>> scores = {"contributions": 0.5, "tracin": 0.25, "effect": 0.75}
+    >>> labels = {"activation": "tanh", "left_out": "one"}
+    >>> rows = [{**labels, "score": name, "correlation": value} for name, value in scores.items()]
+    >>> [row.get("gain") for row in with_gain(rows)]
+    [0.25, None, None]
+    """
+    tracin = {place(row): row for row in rows if row["score"] == "tracin"}
+    gained: list[Row] = []
+    for row in rows:
+        rival = tracin.get(place(row))
+        if row["score"] == "contributions" and rival is not None:
+            gain = correlation_of(row) - correlation_of(rival)
+            gained.append({**row, "gain": gain})
+        else:
+            gained.append(row)
+    return gained
+
+
+def place(row: Row) -> tuple[Level, Level]:
+    """Return the labels that the rows of different scores share."""
+    return row["activation"], row["left_out"]
+
+
+def correlation_of(row: Row) -> float:
+    correlation = row["correlation"]
+    assert isinstance(correlation, float)
+    return correlation
+
+
+class ScoresByTraining(AbstractPicture):
+    """The correlations of scores with training without one example, for several kinds
+    of training.
+
+    The picture shows a trial of `ExactnessOfScores`. `scores` and `trainings` map
+    values of the columns `score` and `training` to labels. `xlabel` names the
+    trainings."""
+
+    has_judged_rows_only = True
+
+    scores: dict[str, str] = Field(min_length=1)
+    trainings: dict[str, str] = Field(min_length=1)
+    xlabel: str = "training"
+
+    def figure(self, judged: JudgedClaim) -> Figure:
+        table = judged.table
+        single = select_rows(table, {"quantity": "correlation", "left_out": "one"})
+        gain = {
+            "quantity": "gain",
+            "score": "contributions",
+            "left_out": ["one", "50 %"],
+        }
+        gains = select_rows(table, gain)
+        by_level = gains.groupby(["training", "activation", "left_out"])["value"]
+        largest = by_level.mean().abs().max()
+        answer = f"Means of contributions and TracIn differ by at most {short(largest)}"
+        return draw_scores(single, self.scores, self.trainings, self.xlabel, answer)
+
+    def here(self, judged: JudgedClaim) -> str:
+        return "dots are means over the seeds of the main look, with 95 % intervals."
 
 
 READ_OF_RUNS = ("path.rule=[secant]", "path.queries=[query]", *BARE)
