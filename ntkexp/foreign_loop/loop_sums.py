@@ -251,6 +251,10 @@ CACHED_COPIES = 6
 """The number of blocks of gradients that exist at once. A block is as large as the
 processor's cache."""
 
+RECORDING_TAPES = 6
+"""The memory of the largest batch, in units of its tape, while its gradients are
+recorded as a program at the first step. The recorder holds all intermediate results."""
+
 BATCH_NORM_TAPES = 4
 """The memory of a coupled batch, in units of its tape: the autograd graph, and the
 intermediate results of one forward-mode or backward pass."""
@@ -289,7 +293,7 @@ class StepMemory:
         points, outputs_each = self.tape.outputs.shape
         outputs = self.tape.outputs.numel()
         query_tapes = points * (3 + 2 * outputs_each)
-        example_tapes = self.rows * (2 + outputs_each)
+        example_tapes = self.rows * (2 + outputs_each + RECORDING_TAPES)
         if self.has_batch_norm:
             example_tapes += BATCH_NORM_TAPES * self.rows
         rows = max(self.rows, outputs)

@@ -22,6 +22,7 @@ import ntkexp
 from ntkexp.foreign_loop.example_names import SeenCall, digests
 from ntkexp.foreign_loop.trace import Trace
 from ntkexp.mistake import Mistake
+from tests.bench.follow import Words
 from tests.foreign_loop import loops
 from tests.foreign_loop.bugs import GRADIENT, REFUSED
 from tests.foreign_loop.loops import STEPS, Body, Loop, fitted, followed, loop, missed, outputs_of, plain, sgd
@@ -464,6 +465,23 @@ def test_attribution_takes_no_more_memory_than_it_announces(case: str) -> None:
             if bound is not None:
                 nn.utils.clip_grad_value_(model.parameters(), bound)
             optimizer.step()
+    memory_gb = needed(trace)
+    with LiveTensors() as live:
+        trace.attribute(memory_gb=memory_gb, quiet=True)
+    assert live.most < memory_gb * 1e9
+
+
+def test_attribution_of_a_language_model_takes_no_more_memory_than_it_announces() -> None:
+    model, texts = Words(words=300, longest=32, width=32), torch.randint(300, (64, 33))
+    x, y = texts[:, :-1], texts[:, 1:]
+
+    def losses(outputs: Tensor, _: object) -> Tensor:
+        return nn.functional.cross_entropy(outputs.mT, y[:2], reduction="none").mean(1)
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with ntkexp.follow(model, optimizer, queries=x[:2], measure=losses) as trace:
+        nn.functional.cross_entropy(model(x).mT, y).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
     memory_gb = needed(trace)
     with LiveTensors() as live:
         trace.attribute(memory_gb=memory_gb, quiet=True)
