@@ -92,8 +92,8 @@ class AbstractLoss(Component):
     @final
     def refuse_unlike_differences(self, targets: Float[Tensor, "example out"]) -> None:
         """Raise if `output_gradient` is not the derivative of `value`, if the loss of
-        an example depends on other examples, or if `curvature` or `is_quadratic` are
-        wrong.
+        an example depends on other examples, if `curvature` is not positive and finite,
+        or if `is_quadratic` is wrong.
 
         Compare the gradient with finite differences at random outputs,
         in double precision."""

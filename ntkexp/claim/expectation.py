@@ -58,7 +58,7 @@ class Interval:
         doubt: If not empty, the reason why the verdict must be `undecided`.
         null: The figure that is expected if the claim is false, on the scale of
             `expected`. None if the verdict cannot be `below minimum`.
-        over_examples: True if the interval also covers random examples. Then more seeds
+        over_examples: True if the interval also accounts for the choice of examples. Then more seeds
             alone may not narrow it.
     """
 
@@ -264,7 +264,7 @@ class AbstractAverage(AbstractExpectation):
     `censored` of the rule says on which side of the bound the true value lies, `below`
     or `above` (see `ntkexp.claim.judge.judge_rows`).
 
-    Examples: by default, the interval holds for the examples that the seeds draw from,
+    Random examples: by default, the interval holds for the examples that the seeds draw from,
     such as the 357 pictures of one data set. With `over_examples`, the interval also
     accounts for the choice of the measured examples. Then each row has one example,
     which the column `example` identifies (see `ntkexp.report.analysis.two_way`)."""

@@ -238,8 +238,8 @@ def warn_of_second_choice(attempts: Sequence[RegisterEntry]) -> None:
     """Warn if the latest judgement measured an unchanged look again, with other
     numbers.
 
-    If the verdict is another one, this look does not count. Otherwise, both looks are
-    part of Holm's correction."""
+    The first verdict stands. Holm's correction counts both looks if they are main
+    looks."""
     from ntkexp.records.register import describe_repetition, refuse_second_choice
 
     try:

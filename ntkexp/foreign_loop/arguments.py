@@ -125,8 +125,9 @@ class ParameterGroups:
         return group, members
 
     def not_in_model(self) -> list[nn.Parameter]:
-        """Return the tensors of the optimizers that are no parameters of the model,
-        such as a temperature of the loss. Raise if an optimizer has no other tensors.
+        """Return the tensors of the optimizers that are not parameters of the model,
+        such as a temperature of the loss. Raise if an optimizer updates no parameter of
+        the model.
 
         >>> net, head = nn.Linear(2, 1), nn.Linear(1, 1, bias=False)
         >>> sgd = torch.optim.SGD([*net.parameters(), *head.parameters()])
@@ -155,7 +156,8 @@ class ParameterGroups:
                     yield weight
 
     def square_outside(self, optimizer: torch.optim.Optimizer) -> float:
-        """Return the squared norm of the gradients of these tensors."""
+        """Return the squared norm of the gradients of an optimizer's tensors outside
+        the model."""
         squares = [
             weight.grad.square().sum()
             for weight in self.others(optimizer)

@@ -348,8 +348,8 @@ class ModelCall:
     at: int  # index of the first step after the call
     inputs: Inputs
     given_names: tuple[str, ...] | None = None  # names of the examples from `ids=`
-    # the error of `ids=`. It is raised only if a step uses the call, because calls for
-    # an evaluation need no names.
+    # the error of `ids=`. It is raised when a step uses the call, because calls for an
+    # evaluation need no names. With `log=` or `again=`, it is raised at once.
     naming_error: Exception | None = None
     circumstances: Circumstances = field(default_factory=Circumstances)
     gradient: OutputGradient | None = None  # ∂L/∂f, after backward

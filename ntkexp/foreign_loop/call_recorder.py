@@ -214,8 +214,8 @@ class CallRecorder:
         return with_outputs(answer, aliases) if aliases else None
 
     def repeats_outputs(self, call: ModelCall) -> bool:
-        """Return True if a replay evaluates the outputs of a call as the loop did:
-        without casts, and example by example."""
+        """Return True if a replay can return the same outputs, bit by bit: the call has
+        no autocast, no BatchNorm in training mode, and no half-precision weights."""
         is_coupled = call.statistics is not None
         has_casts = call.circumstances.autocast is not None
         return not (is_coupled or has_casts or shortest(self.loop.inner) is not None)

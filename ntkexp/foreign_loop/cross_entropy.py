@@ -7,8 +7,9 @@ The cross-entropy of logits f with a target t and a weight w for each row is
 
 ∂L/∂f has as many numbers as f. In a language model these are 50,000 numbers for each
 token. They follow from f, t and w, and a replay computes f anyway. So the trace stores
-only t and w. It does so only if w and t give every bit of the gradient that autograd
-computed. Otherwise, for example with label smoothing, it stores the gradient.
+only t and w, if the gradient computed from them equals that of autograd bit by bit. It
+stores the whole gradient for small outputs (see `Logits.of`), under autocast, and for
+other losses, for example with label smoothing.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from torch import Tensor
 from torch.nn import functional
 
 MIN_BYTES = 2**20  # smaller gradients are stored as they are
-MIN_CLASSES = 64
+MIN_CLASSES = 64  # so are the gradients of outputs with fewer classes
 ROWS_AT_ONCE_BYTES = 2**24  # intermediate results have at most this size
 # The weight of a row is estimated from a rounded product. The estimate may be wrong by
 # some units in the last place.
@@ -77,8 +78,8 @@ class Logits:
 
     @classmethod
     def of(cls, outputs: Tensor) -> Logits | None:
-        """Hold the outputs of a call if it is worth while to compress their
-        gradient."""
+        """Hold the outputs of a call if they are large enough that compressing their
+        gradient saves memory."""
         is_large = (
             outputs.dim() >= 2
             and outputs.shape[-1] >= MIN_CLASSES
@@ -89,8 +90,8 @@ class Logits:
         return None
 
     def compressed(self, gradient: Tensor) -> CrossEntropyGradient | None:
-        """Return the compact form of ∂L/∂f, or None if the gradient does not have every
-        bit of a cross-entropy's gradient."""
+        """Return the compact form of ∂L/∂f, or None if no targets and weights reproduce
+        it bit by bit."""
         if self.values._version != self.writes:  # the loop has overwritten the outputs
             return None
         logits = self.values.flatten(0, -2)
@@ -119,7 +120,7 @@ def gradient_of(
     targets: Int[Tensor, " row"],
     weights: Float[Tensor, " row"],
 ) -> Float[Tensor, "row class"]:
-    """Return w (p − 1ₜ), by the operations with which autograd computes it."""
+    """Return ∂L/∂f, by the operations with which autograd computes it."""
     with torch.enable_grad():
         leaf = logits.detach().requires_grad_()
         log_p = leaf.log_softmax(1)
@@ -131,8 +132,8 @@ def gradient_of(
 def fitted(
     logits: Float[Tensor, "row class"], gradient: Float[Tensor, "row class"]
 ) -> CrossEntropyGradient | None:
-    """Find the target and the weight of each row. Return None if they do not give every
-    bit of the gradient.
+    """Find the target and the weight of each row. Return None if they do not reproduce
+    the gradient bit by bit.
 
     Only the entry of the target is negative, or it is 0 if p is 1 at the target. The
     largest other entry is w p, so w is this entry divided by p, up to rounding."""
@@ -159,8 +160,8 @@ def fitted(
             return CrossEntropyGradient(targets, weights)
         weights = weights.where(~is_wrong, moved(estimates, units))
 
-    # If p and w p are nearly 0, their quotient has few digits. Most losses are means,
-    # so try the weight of another row.
+    # If p and w p are nearly 0, their quotient has few digits. In a mean, all rows have
+    # the same weight, so try the median weight of the rows that agree.
     common = weights[~has_other_bits(weights) & (weights > 0)]
     if len(common):
         weights = weights.where(~has_other_bits(weights), common.median())

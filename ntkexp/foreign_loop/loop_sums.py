@@ -252,12 +252,12 @@ CACHED_COPIES = 6
 processor's cache."""
 
 RECORDING_TAPES = 6
-"""The memory of the largest batch, in units of its tape, while its gradients are
-recorded as a program at the first step. The recorder holds all intermediate results."""
+"""Further memory while the first step records a program for the gradients of the
+largest batch, in units of its tape. The recorder holds all intermediate results."""
 
 BATCH_NORM_TAPES = 4
-"""The memory of a coupled batch, in units of its tape: the autograd graph, and the
-intermediate results of one forward-mode or backward pass."""
+"""Further memory of a batch that BatchNorm couples, in units of its tape: the autograd
+graph, and the intermediate results of one forward-mode or backward pass."""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ Clipping multiplies element k of s g by e_k = min(1, b / |s g_k|). The same e mu
 the gradient of every example, so the step stays linear in the examples, and their
 contributions add up.
 
-The proof fits only these two numbers to all elements. Up to rounding, elements below b
+The proof has only two free numbers, s and b. Up to rounding, elements below b
 must equal s g, and clipped elements must be ±b. So it rejects noise, changed signs, and
 several bounds."""
 

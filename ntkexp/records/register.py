@@ -525,9 +525,9 @@ def describe_repetition(attempts: Sequence[RegisterEntry]) -> str:
 def main_looks(attempts: Sequence[RegisterEntry]) -> int:
     """Count the main looks that were taken at all versions of a claim, at least 1.
 
-    Each of them is a test, and has its part in the correction for multiple tests. A
-    repetition with the same figure is the same look. The planned stages of a look share
-    one error probability, so they count as one look."""
+    Each of them is a test, and has its part in the correction for multiple tests. Two
+    looks with the same figure and the same number of seeds count once. The planned
+    stages of a look share one error probability, so they also count once."""
     figures: list[list[Json]] = []
     looks_by_stage: dict[tuple[str, int], int] = {}
     for attempt, fields in zip(attempts, merged_fields(attempts), strict=True):

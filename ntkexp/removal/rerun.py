@@ -392,7 +392,7 @@ class RerunAt(AbstractRetraining):
         repeated: Float[Tensor, "point out"],
         changes: Float[Tensor, "group point out"],
     ) -> None:
-        """Do nothing. Only a training by the user's code can be another one."""
+        """Do nothing: ntkexp repeats its own training, so both are the same."""
 
     def rounding_remarks(
         self,

@@ -113,7 +113,7 @@ class AbstractRetraining(ABC):
         repeated: Float[Tensor, "point out"],
         changes: Float[Tensor, "group point out"],
     ) -> None:
-        """Raise if the repetition is another training than the original one.
+        """Raise if the repetition ends at other outputs than the original training.
 
         The arguments are those of `rounding_remarks`."""
 

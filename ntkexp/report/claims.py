@@ -6,9 +6,9 @@ The verdict on a claim combines its main test and its second test
 (`ClaimRecord.verdict`). p₍ₖ₎ is the k-th smallest of the m p-values of all claims of
 one size, including registered claims that are not judged yet. p is doubled, because a
 verdict may support or refute a claim. Undecided, unreplicated and unjudged claims have
-p = 1. So has each further main look at a claim, such as a look at an earlier version
-(`ntkexp.records.register.main_looks`): a claim that is looked at until it is supported
-pays for each look.
+p = 1. Each further main look at a claim, such as a look at an earlier version, also
+enters with p = 1 (`ntkexp.records.register.main_looks`). So looking at a claim until it
+is supported makes the correction stricter.
 
 Deterministic claims have no p, and always survive. Identities are exact by
 construction, and do not belong to the m claims.

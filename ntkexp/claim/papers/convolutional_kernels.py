@@ -572,14 +572,15 @@ def train_outputs(
 
 
 class OperationCount(DispatchMode):
-    """Counts the operations of all torch functions that are called inside the block.
+    """Counts operations of matrix products, elementwise functions and reductions inside
+    the block.
 
         matrix product         m k n for an m × k and a k × n matrix
         elementwise function   1 per number of the result
         reduction              1 per number of the input
 
-    Functions that only move numbers, such as `cat`, count as 0. Matrix decompositions
-    of a library raise, because their operations are unknown.
+    Other functions, such as `cat`, count as 0. Functions of `torch.linalg` whose number
+    of operations is unknown raise.
 
     >>> matrix = torch.ones(3, 3)
     >>> with OperationCount() as count:
@@ -623,8 +624,9 @@ class KernelOperations(AbstractTrial):
         solve_operations     solve a linear system with the n × n kernel, by elimination
 
     Numbers of operations are reproducible. Times are not: they depend on the other work
-    of the machine, so their differences between seeds do not show how uncertain an
-    exponent is. A few operations depend on the examples.
+    of the machine, so their differences between seeds do not show how uncertain the
+    power of n is. A few operations depend on the inputs, so the counts of seeds differ
+    slightly.
 
     If `others` is given, the second set has this number of examples. If `products` is
     given, the system is solved by conjugate gradients with this number of products."""

@@ -48,7 +48,7 @@ class RemovalByPhase(AbstractTrial):
     other outputs. Δ is split exactly among the steps, Δ = Σ_s b_s, where b_s is the
     part due to the missing gradient of the example in step s (`removal.between`).
 
-    There is a row for each phase of the training with all examples:
+    Each phase of the training with all examples has a row:
 
         memorising      until all training examples are right for the first time
         waiting         until half of the held-out examples are right
@@ -62,7 +62,8 @@ class RemovalByPhase(AbstractTrial):
         miss            |Σ_s b_s·Δ/‖Δ‖² − 1|, the error of the split
 
     The shares, `cancellation` and `miss` are means over the first `removals` examples.
-    If the training examples are never all right, the numbers are NaN."""
+    A phase without steps has share 0. If the training examples are never all right,
+    there is only the row `memorising`, with NaN."""
 
     model: AbstractArchitecture
     init: AbstractInit

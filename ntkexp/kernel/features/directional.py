@@ -63,8 +63,8 @@ class DirectionalGradients:
         return torch.cat(kernels).view(*shape, self.examples, 1)
 
     def directions(self, adjoint: Adjoint, factors: Weights, some: slice) -> Weights:
-        """Return some rows of factors ⊙ adjoint, times the factors of the gradients.
-        Only these rows are copied, because the adjoint may be large."""
+        """Return the rows `some` of the adjoint, multiplied by `factors` and by
+        `self.factors`. Only these rows are copied, because the adjoint may be large."""
         directions: Weights = {}
         for name, part in adjoint.parts.items():
             if name not in self.weights:

@@ -86,8 +86,8 @@ ALLOWED_ROUNDINGS = 100.0
 # A larger difference may still count as rounding, if it is at most this multiple of the
 # change that noise of relative size eps in weights and inputs causes.
 ALLOWED_NOISE = 64.0
-# If outputs differ between batches, the module runs so often on the same batch, to find
-# out whether it draws random numbers outside torch.
+# If outputs differ between batches, the module runs this many times on the same batch, to
+# find out whether it draws random numbers outside torch.
 REPEATS = 4
 # number of examples that run alone, and in one batch with extreme inputs
 FEW_EXAMPLES = 8

@@ -6,7 +6,7 @@ example test pictures from one pool. The model is
     y_se = μ + a_s + b_e + ε_se        a, b and ε independent, with mean 0
 
 The estimate of μ is the mean over seeds of ȳ_s = Σ_e p_se y_se, where p_se = 1/n_s for
-the n_s examples of seed s. For S seeds,
+the n_s examples of seed s, and 0 for other examples. For S seeds,
 
     Var(estimate) = A + C        A = Σ_s (ȳ_s − estimate)²/(S (S − 1))
                                  C = σ_b² × mean of Σ_e p_se p_te over pairs s ≠ t
@@ -17,11 +17,12 @@ r_se = y_se − ȳ_s, an unbiased estimate of σ_b² is
 
     Σ_{s≠t} Σ_e p_se p_te r_se r_te  /  Σ_{s≠t} Σ_e p_se p_te (1 − p_se − p_te + q_st)
 
-where q_st = Σ_e p_se p_te. If every seed measures all E examples, A + C is the estimate
-from the analysis of variance, (MS_seeds + MS_examples − MS_residual)/(S E).
+where q_st = Σ_e p_se p_te. A negative C is set to 0. If every seed measures all E
+examples, A + C is the estimate from the analysis of variance, (MS_seeds + MS_examples −
+MS_residual)/(S E), where MS are mean squares.
 
-A bootstrap over seeds and examples estimates the same variance, but counts the residual
-three times (Owen 2007, doi:10.1214/07-AOAS122), and needs random numbers.
+A bootstrap over seeds and examples estimates the same variance, but counts the variance
+of ε three times (Owen 2007, doi:10.1214/07-AOAS122), and needs random numbers.
 
 >>> seeds, examples = [0, 0, 1, 1], [5, 6, 5, 6]
 >>> both = two_way_mean(seeds, examples, [1.0, 3.0, 2.0, 4.0])
@@ -110,8 +111,8 @@ def two_way_variance(
     if weight > 0:
         covariance = max(0.0, float(products / weight * overlap[pairs].mean()))  # C
 
-    # ν = (A + C)²/(A²/(S − 1) + B²/(shared examples − 1)). B is C with the residual
-    # that it contains.
+    # ν = (A + C)²/(A²/(S − 1) + B²/(shared examples − 1)). B is C before the variance
+    # of ε is subtracted (in `products`).
     shared = int((present.sum(0) > 1).sum())
     uncertainty = between**2 / (seeds - 1)
     if shared > 1 and covariance:
