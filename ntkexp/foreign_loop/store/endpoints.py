@@ -19,6 +19,7 @@ from ntkexp.foreign_loop.step import (
     FollowedStep,
     step_index,
 )
+from ntkexp.foreign_loop.store.checkpoints import cloned
 from ntkexp.shapes import Weights
 
 
@@ -82,7 +83,7 @@ class EndpointStore(AbstractStore):
         optimizers: Sequence[torch.optim.Optimizer],
         names: dict[int, str],
     ) -> None:
-        copies = {name: weight.clone() for name, weight in weights.items()}
+        copies = cloned(weights)
         self.steps.known = self.known
         self.steps.first = copies
         self.steps.latest = copies
@@ -93,6 +94,8 @@ class EndpointStore(AbstractStore):
         self, step: FollowedStep, which: int, after: Weights, signed: Signed
     ) -> None:
         index, self.moved = step_index(step, self.moved, self.count)
+        # weights that the loop adds to an optimizer still have their initial values
+        self.steps.first = cloned(step.admitted) | self.steps.first
         if index == self.count:
             names = tuple(name for call in step.calls for name in call.names)
             self.steps.examples.append(names)
