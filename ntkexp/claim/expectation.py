@@ -58,8 +58,8 @@ class Interval:
         doubt: If not empty, the reason why the verdict must be `undecided`.
         null: The figure that is expected if the claim is false, on the scale of
             `expected`. None if the verdict cannot be `below minimum`.
-        over_examples: True if the interval also accounts for the choice of examples. Then more seeds
-            alone may not narrow it.
+        over_examples: True if the interval also accounts for the choice of examples.
+            Then more seeds alone may not narrow it.
     """
 
     estimate: Estimate
@@ -264,10 +264,11 @@ class AbstractAverage(AbstractExpectation):
     `censored` of the rule says on which side of the bound the true value lies, `below`
     or `above` (see `ntkexp.claim.judge.judge_rows`).
 
-    Random examples: by default, the interval holds for the examples that the seeds draw from,
-    such as the 357 pictures of one data set. With `over_examples`, the interval also
-    accounts for the choice of the measured examples. Then each row has one example,
-    which the column `example` identifies (see `ntkexp.report.analysis.two_way`)."""
+    Random examples: by default, the interval holds for the examples that the seeds draw
+    from, such as the 357 pictures of one data set. With `over_examples`, the interval
+    also accounts for the choice of the measured examples. Then each row has one
+    example, which the column `example` identifies (see
+    `ntkexp.report.analysis.two_way`)."""
 
     strict: ClassVar[bool] = False  # True if the edges are outside of the range
     margin: float = Field(ge=0)

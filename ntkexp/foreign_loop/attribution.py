@@ -28,7 +28,7 @@ from torch import Tensor
 from ntkexp.allocator import is_large, release_memory
 from ntkexp.foreign_loop.batch_gradients import TermGradients, TermProducts
 from ntkexp.foreign_loop.batch_norm import numbers_of
-from ntkexp.foreign_loop.call import ModelCall, facts_of, weights_of_calls
+from ntkexp.foreign_loop.call import ModelCall, weights_of_calls
 from ntkexp.foreign_loop.clipping import ASK_SAME_LOSSES, Factors, bound_of, multiple
 from ntkexp.foreign_loop.example_gradients import CallGradients, CallReaders
 from ntkexp.foreign_loop.fingerprints import CHANGED, Replayed
@@ -297,7 +297,7 @@ class LoopBackward:
             gradient = consumed
         tolerance = called.cast_eps(step.calls, exact=step.exact)
         noise = partial(called.noise, step.calls, begun)
-        facts = facts_of(step.calls, partial(called.outputs_missed, step.calls, begun))
+        facts = called.facts_of(step.calls, begun)
         proved = gradient_factors(
             gradient, consumed, step.index, facts, tolerance, noise
         )

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -115,17 +115,32 @@ def pieces(rows: Float[Tensor, "row class"]) -> Iterator[slice]:
         yield slice(start, start + step)
 
 
+class LossGraph(NamedTuple):
+    """The cross-entropy of each row, with its autograd graph."""
+
+    logits: Float[Tensor, "row class"]
+    log_p: Float[Tensor, "row class"]
+    losses: Float[Tensor, " row"]
+
+    @classmethod
+    def of(
+        cls, logits: Float[Tensor, "row class"], targets: Int[Tensor, " row"]
+    ) -> LossGraph:
+        with torch.enable_grad():
+            leaf = logits.detach().requires_grad_()
+            log_p = leaf.log_softmax(1)
+            losses = functional.nll_loss(log_p, targets, reduction="none")
+        return cls(leaf, log_p, losses)
+
+
 def gradient_of(
     logits: Float[Tensor, "row class"],
     targets: Int[Tensor, " row"],
     weights: Float[Tensor, " row"],
 ) -> Float[Tensor, "row class"]:
     """Return ∂L/∂f, by the operations with which autograd computes it."""
-    with torch.enable_grad():
-        leaf = logits.detach().requires_grad_()
-        log_p = leaf.log_softmax(1)
-        losses = functional.nll_loss(log_p, targets, reduction="none")
-    (gradient,) = torch.autograd.grad(losses, leaf, weights)
+    graph = LossGraph.of(logits, targets)
+    (gradient,) = torch.autograd.grad(graph.losses, graph.logits, weights)
     return gradient
 
 
@@ -141,31 +156,32 @@ def fitted(
     targets = least.indices
     if not bool((least.values < 0).all()):
         targets = targets.where(least.values < 0, logits.argmax(1))
-    with torch.enable_grad():
-        leaf = logits.detach().requires_grad_()
-        log_p = leaf.log_softmax(1)
-        losses = functional.nll_loss(log_p, targets, reduction="none")
+    graph = LossGraph.of(logits, targets)
 
     def has_other_bits(weights: Float[Tensor, " row"]) -> Bool[Tensor, " row"]:
-        (trial,) = torch.autograd.grad(losses, leaf, weights, retain_graph=True)
+        (trial,) = torch.autograd.grad(
+            graph.losses, graph.logits, weights, retain_graph=True
+        )
         return (trial != gradient).any(1)
 
     largest = gradient.max(1)
-    p = log_p.detach().gather(1, largest.indices[:, None])[:, 0].exp()
+    p = graph.log_p.detach().gather(1, largest.indices[:, None])[:, 0].exp()
     estimates = (largest.values / p).nan_to_num(0.0)  # 0/0 if p is 0 elsewhere
     weights = estimates
+    is_wrong = has_other_bits(weights)
     for units in UNITS:
-        is_wrong = has_other_bits(weights)
         if not bool(is_wrong.any()):
             return CrossEntropyGradient(targets, weights)
         weights = weights.where(~is_wrong, moved(estimates, units))
+        is_wrong = has_other_bits(weights)
 
     # If p and w p are nearly 0, their quotient has few digits. In a mean, all rows have
     # the same weight, so try the median weight of the rows that agree.
-    common = weights[~has_other_bits(weights) & (weights > 0)]
+    common = weights[~is_wrong & (weights > 0)]
     if len(common):
-        weights = weights.where(~has_other_bits(weights), common.median())
-    if bool(has_other_bits(weights).any()):
+        weights = weights.where(~is_wrong, common.median())
+        is_wrong = has_other_bits(weights)
+    if bool(is_wrong.any()):
         return None
     return CrossEntropyGradient(targets, weights)
 

@@ -18,7 +18,6 @@ from ntkexp.foreign_loop.arguments import NEVER_CALLED, common_submodule
 from ntkexp.foreign_loop.call import (
     LayerModes,
     ModelCall,
-    facts_of,
     weights_of_calls,
 )
 from ntkexp.foreign_loop.model_function import CalledModule, left_alone
@@ -61,9 +60,8 @@ class FirstStepProof:
             consumed = {name: step.gradient[name] for name in step.with_grad}
             cast_eps = self.called.cast_eps(step.calls)
             noise = partial(self.called.noise, step.calls, begun)
-            outputs_missed = partial(self.called.outputs_missed, step.calls, begun)
             facts = replace(
-                facts_of(step.calls, outputs_missed),
+                self.called.facts_of(step.calls, begun),
                 began_with_gradient=self.began_with_gradient,
             )
             gradient_factors(of_calls, consumed, step.index, facts, cast_eps, noise)

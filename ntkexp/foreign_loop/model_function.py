@@ -35,9 +35,11 @@ from ntkexp.foreign_loop.call import (
     LayerModes,
     ModelCall,
     beginning_at,
+    facts_of,
     generator_states,
     without_kernels,
 )
+from ntkexp.foreign_loop.clipping import StepFacts
 from ntkexp.foreign_loop.cross_entropy import CrossEntropyGradient
 from ntkexp.foreign_loop.example_losses import LossFunction, fresh, losses_function
 from ntkexp.foreign_loop.fingerprints import NOISE_REPEATS, Replayed, fingerprint
@@ -302,6 +304,13 @@ class CalledModule:
         for parameter in parameters.values():
             parameter.grad = None
         return gradients
+
+    def facts_of(
+        self, calls: Sequence[ModelCall], begun: Sequence[Weights]
+    ) -> StepFacts:
+        """Return facts about the calls of a step, for the error message if proof (a)
+        fails. `begun` are the weights at which each call was made."""
+        return facts_of(calls, partial(self.outputs_missed, calls, begun))
 
     def outputs_missed(
         self, calls: Sequence[ModelCall], begun: Sequence[Weights]

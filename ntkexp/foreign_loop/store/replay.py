@@ -14,14 +14,14 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from math import nan, sqrt
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-from ntkexp.foreign_loop.call import Autocast, ModelCall, facts_of, weights_of_calls
+from ntkexp.foreign_loop.call import Autocast, ModelCall, weights_of_calls
 from ntkexp.foreign_loop.clipping import (
     SUM_EPS,
     UNITS,
@@ -216,8 +216,7 @@ class ReplayedLoop:
             rounding = bound_of(recorded, cast_eps)
             clipped = self.clipped_by_value(gradient, recorded, stored, fit, rounding)
             if clipped is None:
-                outputs_missed = partial(self.called.outputs_missed, calls, begun)
-                facts = facts_of(calls, outputs_missed)
+                facts = self.called.facts_of(calls, begun)
                 raise unexplained(fit, event["step"], facts)
             gradient |= clipped
             signature |= self.signatures.of(clipped)
