@@ -345,7 +345,7 @@ class CallRecorder:
         it fails. Raise this error if the call needs names now."""
         try:
             return names_of(inputs, self.ids), None
-        except Exception as error:
+        except Exception as error:  # `ids` may be a function of the user
             if self.log is not None or self.pending.weighing is not None:
                 raise
             return None, error

@@ -546,11 +546,7 @@ class LateGeneralising(AbstractTrial):
 
     def rows(self, seed: int) -> Rows:
         data = self.data.split(seed)
-        if len(data.classes) < 2 or not len(data.test.inputs):
-            raise Mistake(
-                "trial.data: choose data of classes, and leave some for the test, "
-                "as of modular_addition"
-            )
+        refuse_unclassified(data, least=2)
         return [
             {"alpha": alpha, **row}
             for alpha in self.alphas
@@ -692,6 +688,15 @@ def top_mode(
         size = float(image.norm() / mode.norm())
         mode = image / image.norm()
     return mode, size
+
+
+def refuse_unclassified(data: Data, least: int) -> None:
+    """Raise if the data have fewer than `least` classes, or no test split."""
+    if len(data.classes) < least or not len(data.test.inputs):
+        raise Mistake(
+            "trial.data: choose data of classes, and leave some for the test, "
+            "as of modular_addition"
+        )
 
 
 def share_right(outputs: Float[Tensor, "point out"], labels: Tensor) -> float:

@@ -14,13 +14,16 @@ from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor
 
-from ntkexp.claim.papers.lazy_and_rich import ScaledFunction, share_right
+from ntkexp.claim.papers.lazy_and_rich import (
+    ScaledFunction,
+    refuse_unclassified,
+    share_right,
+)
 from ntkexp.claim.trial import AbstractTrial, Row, Rows
 from ntkexp.component import Count
 from ntkexp.data.base import AbstractSource, Data, Split
 from ntkexp.init import AbstractInit
 from ntkexp.loss import Squared, centred_one_hot
-from ntkexp.mistake import Mistake
 from ntkexp.model.base import AbstractArchitecture
 from ntkexp.model.functional import function_of, weights_of
 from ntkexp.optimizer import GD
@@ -75,11 +78,7 @@ class RemovalByPhase(AbstractTrial):
 
     def rows(self, seed: int) -> Rows:
         data = self.data.split(seed)
-        if len(data.classes) < 3 or not len(data.test.inputs):
-            raise Mistake(
-                "trial.data: choose data of classes, and leave some for the test, "
-                "as of modular_addition"
-            )
+        refuse_unclassified(data, least=3)
         rerun = self.rerun(data, seed)
         curves = accuracies(rerun, data)
         if 1 not in curves.train:
