@@ -16,7 +16,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, cast
 
 import numpy as np
 import torch
@@ -476,9 +476,7 @@ def case_of_trace(
     """Return the case of a loop followed in memory. Its retrainings are not stored."""
     count = min(queries, contributions.sizes["query"])
     subject = LoopSubject(trace, loop, tuple(range(count)))
-    scores = {"contribution": contributions["contribution"].to_numpy()[:count]}
-    if "effect" in contributions:
-        scores["effect"] = -contributions["effect"].to_numpy()[:count]
+    scores = scores_of_attribution(contributions, count)
     return ValidationCase(
         scores={
             name: array.reshape(-1, array.shape[-1]) for name, array in scores.items()
@@ -526,7 +524,9 @@ def validate(
         source: A finished run, its folder, or the trace of a followed loop.
         scores: Scores of other methods: an array [point, out, example], positive if an
             example increases the output, or several arrays by name. The run's own
-            contributions and leave-out effects are always included.
+            contributions and leave-out effects are always included. For a trace, also
+            the result of `trace.attribute(effects=True)`: its contributions, and its
+            effects with reversed sign.
         again: The function that runs a followed loop again.
             Required for followed loops.
         leave_out: The number of examples that each retraining leaves out,
@@ -557,18 +557,30 @@ def validate(
     design = Design(
         leave_out=leave_out, trainings=trainings, top=top, fresh=fresh, seed=seed
     )
+    given = as_attribution(scores)
     if isinstance(source, Trace):
         if again is None or isinstance(again, str):
             raise Mistake(
                 "validate: a followed loop is run again by a function; give again=, as for effects"
             )
-        case = case_of_trace(source, source.attribute(quiet=True), again, queries)
+        if given is not None:
+            refuse_other_examples(given, source)
+        if source.folder is not None:
+            # a finished folder may hold effects, which `attribute` would replace
+            if not source.folder.done:
+                source.attribute(quiet=True)
+            source = source.folder.path
+    if isinstance(source, Trace):
+        attribution = source.attribute(quiet=True) if given is None else given
+        case = case_of_trace(source, attribution, again, queries)
     else:
         run = source if isinstance(source, Run) else load_run(source)
         refuse_again(run, again)
         points = asked_points(run, split, queries)
         case = case_of_run(run, points, again, engine, trust, in_place(quiet))
-    if scores is not None:
+    if given is not None:
+        case = case.with_scores(scores_of_attribution(given, len(case.query)))
+    elif scores is not None:
         case = case.with_scores(
             scores if isinstance(scores, Mapping) else {"scores": scores}
         )
@@ -578,6 +590,32 @@ def validate(
             "or give your own"
         )
     return validated(case, design, lower_is_better=lower_is_better)
+
+
+def as_attribution(scores: object) -> xr.Dataset | None:
+    """Return `scores` if it is the attribution of a loop, or else None."""
+    if not hasattr(scores, "data_vars") or "contribution" not in scores.data_vars:
+        return None
+    return cast("xr.Dataset", scores)
+
+
+def scores_of_attribution(attribution: xr.Dataset, count: int) -> dict[str, Scores]:
+    """Return the contributions, and the leave-out effects with reversed sign, at the
+    first `count` queries, as arrays [point, out, example]."""
+    scores = {"contribution": attribution["contribution"].to_numpy()[:count]}
+    if "effect" in attribution:
+        scores["effect"] = -attribution["effect"].to_numpy()[:count]
+    return scores
+
+
+def refuse_other_examples(attribution: xr.Dataset, trace: Trace) -> None:
+    """Raise if the attribution is of another loop."""
+    names = attribution.coords["example"].to_numpy().tolist()
+    if list(map(str, names)) != list(trace.examples):
+        raise WrongArgument(
+            "scores= is the attribution of other examples; give trace.attribute() of this trace",
+            "scores",
+        )
 
 
 def refuse_arguments(

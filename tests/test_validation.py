@@ -173,6 +173,37 @@ def test_a_followed_loop_is_carried_out_without_examples() -> None:
     assert abs(found.truth.outputs[0] - expected).max() < 1e-10
 
 
+@pytest.mark.parametrize("to", ["memory", "disk"])
+def test_effects_of_a_followed_loop_are_validated(to: str, tmp_path: Path) -> None:
+    """They are scores of the opposite sign, and a folder that holds them keeps them."""
+
+    def loss(outputs: torch.Tensor, call: Any) -> torch.Tensor:
+        rows = [known[name] for name in call.ids]
+        return torch.nn.functional.cross_entropy(outputs, given_loop.y[rows], reduction="none")
+
+    def train() -> Trace:
+        options = {"to": tmp_path / "trace"} if to == "disk" else {}
+        return followed(loop(loops.adamw), loops.plain, loss=loss, **options)
+
+    given_loop = loop(loops.adamw)
+    known = {name: row for row, name in enumerate(digests(given_loop.x))}
+    trace = train()
+    attribution = trace.attribute(effects=True, quiet=True)
+    small: dict[str, Any] = {"leave_out": 2, "top": None, "trainings": 3, "quiet": True}
+    found = ntkexp.validate(trace, attribution, again=train, **small)
+    scores = {"opposite": -attribution["effect"], "copy": attribution["contribution"]}
+    expected = ntkexp.validate(trace, scores, again=train, **small)
+    by_name = {each.name: each.lds.value for each in found.scores}
+    of_copies = {each.name: each.lds.value for each in expected.scores}
+    assert by_name == {"contribution": of_copies["copy"], "effect": of_copies["opposite"]}
+    assert of_copies["contribution"] == of_copies["copy"]
+    if to == "disk":
+        assert of_copies["effect"] == of_copies["opposite"]
+        np.testing.assert_array_equal(load_run(tmp_path / "trace").contributions["effect"], attribution["effect"])
+    with pytest.raises(Mistake, match="is the attribution of other examples"):
+        ntkexp.validate(trace, attribution.isel(example=[0]), again=train, **small)
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [

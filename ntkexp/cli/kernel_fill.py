@@ -130,7 +130,8 @@ def fill_file(
     elif not common.quiet:
         names = " and ".join(name.upper() for name in kernels)
         sys.stdout.write(
-            f"{names} of {tiling.points} points with {tiling.train} of them\n{matrix.path}\n"
+            f"{names} between {tiling.points} points and {tiling.train} training examples\n"
+            f"{matrix.path}\n"
         )
 
 

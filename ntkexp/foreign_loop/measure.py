@@ -386,8 +386,11 @@ def query_names(queries: Inputs, sizes: tuple[int, ...], ids: Ids) -> tuple[str,
     for where in QueryCalls(sizes, ()):
         try:
             names.extend(names_of(part(queries, where), ids) or ())
-        except Mistake:
-            raise
+        except Mistake as error:
+            raise Mistake(
+                f"{error} (the call is that of the queries, which ids= names too, "
+                "because measure= receives these names as call.ids)"
+            ) from error
         except Exception as error:  # any error of the user's function
             raise Mistake(
                 f"ids=: it fails at the queries ({type(error).__name__}: "

@@ -85,7 +85,7 @@ def activation(name: object) -> object:
     >>> activation("leaky_relu")
     LeakyReLU(slope=0.1)
     """
-    hint = "; one of your own needs trust=FILE.py"
+    hint = "; your own class MyLayer is named my_layer, and needs trust=FILE.py"
     return name_validator("activation", activations(), hint)(name)
 
 

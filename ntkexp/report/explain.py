@@ -422,17 +422,18 @@ def notes(explanation: Explanation) -> list[str]:
         if explanation.left_out_is_actual:
             how = "found by training without it"
         remarks.append(
-            "added: on the way, in this training; "
-            f"if left out: how much the output would change without it, {how}"
+            "added: what the example added in this training; "
+            f"if left out: the change of the output without the example, {how}"
         )
     if explanation.components:
         remarks.append(
-            "component: through which parameters it came; not what would be without them"
+            "component: the parameters through which training changed the output; "
+            "it does not show the output without them"
         )
     if explanation.positions:
         remarks.append(
-            "position: where in a training text the loss was that added it; of a language model, "
-            "the loss there is mostly that of the next token"
+            "position: the position in a training text whose loss added this; in a language "
+            "model, the loss at a position is mostly that of the next token"
         )
     return [remark for remark in remarks if remark]
 

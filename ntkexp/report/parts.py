@@ -174,14 +174,14 @@ class Movement:
         """A sentence that states when most of the change happened.
 
         >>> Movement(np.array([3.0, 1.0, 0.5, 0.5]), np.arange(4)).sentence
-        'most of what training changed here came in the first 25 % of its steps (1 of 4)'
+        'most of the change was made in the first 25 % of the steps (1 of 4)'
         """
         most_by = self.most_by
         if most_by is None:
             return ""
         return (
-            f"most of what training changed here came in the first {percent(most_by / self.steps)} "
-            f"of its steps ({most_by} of {self.steps})"
+            f"most of the change was made in the first {percent(most_by / self.steps)} "
+            f"of the steps ({most_by} of {self.steps})"
         )
 
 

@@ -321,6 +321,8 @@ def refuse_unknown_value(runs: Sequence[Run], value: str) -> None:
         raise Mistake(
             f"value={value}: no run has a number for it{reason}; choose another result"
         )
+    if "," in value:
+        raise Mistake(f"value={value}: a table has one value; make a table of each")
     hint = nearest(value, names) or "; give a column of metrics.csv, or error:MACHINE"
     raise Mistake(f"value={value}: no run has this result{hint}")
 

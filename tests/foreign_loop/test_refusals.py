@@ -379,6 +379,10 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     # arguments
     "a missing keyword": (giving(ids="name"), "not called with a keyword of this name"),
     "too few names": (giving(ids=lambda call: ["a"]), "1 names for the 6 examples of a call"),
+    "too few names of queries": (
+        giving(ids=lambda call: range(6), measure=lambda outputs, call: outputs.sum(1)),
+        "6 names for the 3 examples of a call; .* \\(the call is that of the queries, which ids= names too",
+    ),
     "no names": (giving(ids=lambda call: None), "ids=: the names are a NoneType"),
     "one name for all": (
         giving(ids=lambda call: torch.tensor(1)),

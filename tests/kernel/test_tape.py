@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
+import pandas as pd
 import pytest
 import torch
 from torch import Tensor, nn
@@ -354,7 +355,8 @@ def test_outputs_that_cannot_be_read_are_refused(form: str, output: str | int | 
         ((TOKENS, MASK[:3]), (r"\[4, 3\], \[3, 3\]", "same examples")),
         ({"tokens": TOKENS, "mask": torch.tensor(1.0)}, (r"\[4, 3\], \[\]",)),
         ((1, 2), ("hold no tensor",)),
-        ("text", ("the inputs are a str", "dict of keyword arguments")),
+        ("text", ("the inputs are a str", "dict of keyword arguments$")),
+        (pd.DataFrame({"x": [1.0]}), ("the inputs are a DataFrame", r"torch\.tensor\(frame\.to_numpy\(\)\)")),
     ],
 )
 def test_inputs_that_are_no_examples_are_refused(inputs: Inputs, words: tuple[str, ...]) -> None:

@@ -252,7 +252,7 @@ def test_a_dense_layer_of_images_and_an_unknown_activation_are_refused() -> None
         build((Dense(features=3),), (1, 8, 8), torch.Generator())
     with refused(r"there is no activation 'rleu'; choose from .* did you mean 'relu'"):
         activation("rleu")
-    with refused(r"there is no activation 'softsign'; choose from .*; one of your own needs trust=FILE.py$"):
+    with refused(r"there is no activation 'softsign'; choose from .*; your own class MyLayer .* needs trust=FILE.py$"):
         activation("softsign")
 
 

@@ -117,6 +117,7 @@ OTHERS = {
         ("init.alpha=0.5",),
         r"no run has a number for it \(no limit is known\); choose another result",
     ),
+    "two results": (None, (*TABLE[:2], "value=kernel_change,error:left"), (), "a table has one value"),
     "no value": (None, TABLE[:2], (), "^table=…: it needs value="),
     "equal axes": (None, (TABLE[0], "columns=model.width", TABLE[2]), (), "the rows are this setting"),
     "a setting less": (

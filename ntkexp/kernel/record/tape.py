@@ -38,9 +38,11 @@ def as_inputs(inputs: object) -> Inputs:
     refuse_packed(inputs)
     if not isinstance(inputs, Tensor | tuple | dict):
         kind = type(inputs).__name__
+        is_frame = hasattr(inputs, "to_numpy")
+        frame = "; convert it by torch.tensor(frame.to_numpy())" if is_frame else ""
         raise Mistake(
             f"the inputs are a {kind}; give a tensor, a tuple of tensors, or a dict of keyword "
-            "arguments"
+            f"arguments{frame}"
         )
     detached = map_tensors(Tensor.detach, inputs)
     examples(detached)
