@@ -30,6 +30,10 @@ ANSWERS = {
     "leave one out": "follow-effects",
     "empirical ntk": "glossary#kernels",
     "TracIn": "coming-from#dattri-tracin",
+    "lazy": "how-to-sweeps#compare-the-lazy-and-the-rich-regime",
+    "mislabeled": "how-to-loop#find-mislabelled-examples",
+    "numpy": "how-to-loop#export-to-numpy-pandas-or-a-file",
+    "wrong prediction": "how-to-explain#explain-a-wrong-prediction",
     "slurm": "how-to-sweeps#use-a-cluster",
     "Trainer": "follow#lightning-and-hugging-face",
 }
