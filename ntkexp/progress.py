@@ -8,9 +8,9 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-Unit: TypeAlias = Literal["step", "run"]
-"""The units of a task: many short steps, or a few long runs. Each run has its own line
-on the display."""
+Unit: TypeAlias = Literal["step", "tile", "training", "run"]
+"""The units of a task: many short steps, tiles of a kernel or trainings, or a few long
+runs. Each run has its own line on the display."""
 
 
 class AbstractProgress(ABC):
@@ -26,7 +26,7 @@ class AbstractProgress(ABC):
     def start(
         self, name: str, steps: int, done: int, unit: Unit = "step", note: str = ""
     ) -> None:
-        """Begin a task of `steps` steps or runs,
+        """Begin a task of `steps` units,
         of which `done` are already complete."""
 
     def step(self, done: int, note: str = "") -> None:

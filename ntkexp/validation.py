@@ -437,7 +437,9 @@ def case_of_run(
                 finished = by_workers(engine, job, store, missing)
             # the first training is not timed, because it includes the start of workers
             next(finished, None)
-            announced = Announced("ntkexp: validation", len(missing) - 1, progress)
+            announced = Announced(
+                "ntkexp: validation", len(missing) - 1, progress, unit="training"
+            )
             for _ in finished:
                 announced.step()
             announced.stop()

@@ -94,7 +94,7 @@ def fill(
             progress.found(path)
             return matrix
         tiles = len(matrix.layout.tiling.todo)
-        progress.start(path.name, tiles, tiles - len(remaining))
+        progress.start(path.name, tiles, tiles - len(remaining), "tile")
         if engine is None:
             counts = fill_tiles(kernel, matrix, remaining)
         else:

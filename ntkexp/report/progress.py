@@ -66,6 +66,11 @@ class Announced:
     >>> announced.step(), announced.step()
     attribution: 12 steps, 2 of them done; 10 s left
     (None, None)
+    >>> times = iter([0.0, 6.0, 7.0, 7.0, 8.0])
+    >>> announced = Announced("validation", 12, lines, times.__next__, unit="training")
+    >>> announced.step(), announced.step()
+    validation: 12 trainings, 2 of them done; 10 s left
+    (None, None)
     """
 
     def __init__(
@@ -74,11 +79,13 @@ class Announced:
         steps: int,
         progress: AbstractProgress,
         clock: Callable[[], float] | None = None,
+        unit: Unit = "step",
     ) -> None:
         self.name = name
         self.steps = steps
         self.progress = progress
         self.clock = clock or time.monotonic
+        self.unit = unit
         self.begun = self.clock()
         self.done = 0
         self.displayed = False
@@ -100,9 +107,8 @@ class Announced:
         left = seconds_per_step * (self.steps - self.done)
         if is_known and elapsed + left > LONG_TASK_SECONDS and self.done < self.steps:
             self.displayed = True
-            self.progress.start(
-                self.name, self.steps, self.done, note=f"{duration(left)} left"
-            )
+            note = f"{duration(left)} left"
+            self.progress.start(self.name, self.steps, self.done, self.unit, note)
 
     def stop(self) -> None:
         if self.displayed:
@@ -245,7 +251,7 @@ class Bar(AbstractProgress):
             TextColumn("{task.fields[note]}"),
         ]
         # omit the time left for runs: runs take unequal times, so their notes state it
-        if unit == "step":
+        if unit != "run":
             columns.append(TimeRemainingColumn())
         console = Console(stderr=True)
         self.bars = Progress(*columns, console=console, transient=unit == "run")

@@ -333,7 +333,7 @@ def picture_beside(explanation: Explanation) -> Picture:
         figure = Figure(figsize=(width, bars_height(len(parts))), layout="constrained")
         panels = np.atleast_1d(figure.subplots(1, 1 + has_effects, sharey=True))
         added = table["added"].to_numpy(dtype=float)
-        named_bars(panels[0], names, added, "added on the way, in this training")
+        named_bars(panels[0], names, added, "added in this training")
         if has_effects:
             changes = table["if_left_out"].to_numpy(dtype=float)
             named_bars(panels[1], names, changes, "change of the output, if left out")
