@@ -567,15 +567,15 @@ def validate(
             )
         if given is not None:
             refuse_other_examples(given, source)
-        if source.folder is not None:
+        if source.folder is None:
+            attribution = source.attribute(quiet=True) if given is None else given
+            case = case_of_trace(source, attribution, again, queries)
+        else:
             # a finished folder may hold effects, which `attribute` would replace
             if not source.folder.done:
                 source.attribute(quiet=True)
             source = source.folder.path
-    if isinstance(source, Trace):
-        attribution = source.attribute(quiet=True) if given is None else given
-        case = case_of_trace(source, attribution, again, queries)
-    else:
+    if not isinstance(source, Trace):
         run = source if isinstance(source, Run) else load_run(source)
         refuse_again(run, again)
         points = asked_points(run, split, queries)

@@ -182,7 +182,7 @@ def test_effects_of_a_followed_loop_are_validated(to: str, tmp_path: Path) -> No
         return torch.nn.functional.cross_entropy(outputs, given_loop.y[rows], reduction="none")
 
     def train() -> Trace:
-        options = {"to": tmp_path / "trace"} if to == "disk" else {}
+        options: dict[str, Any] = {"to": tmp_path / "trace"} if to == "disk" else {}
         return followed(loop(loops.adamw), loops.plain, loss=loss, **options)
 
     given_loop = loop(loops.adamw)
