@@ -229,7 +229,7 @@ def unwrapped_optimizers(
     """Return the optimizers inside the wrappers of accelerate and Lightning.
 
     If a wrapper changes the step of its optimizer, the proof of the first step
-    (`rule.RuleProof`) raises an error.
+    (`rule_proof.RuleProof`) raises an error.
 
     >>> from types import SimpleNamespace
     >>> sgd = torch.optim.SGD([torch.ones(1, requires_grad=True)])

@@ -8,7 +8,8 @@ tensors are concatenated and copied at once.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from math import hypot
 
 import torch
 from torch import Tensor
@@ -47,3 +48,12 @@ def to_host(tensors: Sequence[Tensor]) -> list[Tensor]:
 def read_numbers(numbers: Sequence[Tensor]) -> list[float]:
     """Read tensors with one element each, in one transfer per device and dtype."""
     return [float(number) for number in to_host(numbers)]
+
+
+def norm_of(tensors: Iterable[Tensor]) -> float:
+    """Return the norm of the concatenated tensors.
+
+    >>> norm_of([torch.tensor([3.0]), torch.tensor([4.0])])
+    5.0
+    """
+    return hypot(*read_numbers([tensor.norm() for tensor in tensors]))

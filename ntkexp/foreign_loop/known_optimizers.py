@@ -3,7 +3,7 @@ user, or the rule for a class of PyTorch or another library.
 
 An optimizer has the rule of its class, or of the first base class that has a rule. If a
 class has a rule of the user and another rule, the user's rule is used. If a subclass
-computes other steps than its base class, the proof of its first step (`rule.RuleProof`)
+computes other steps than its base class, the proof of its first step (`rule_proof.RuleProof`)
 raises an error."""
 
 from __future__ import annotations

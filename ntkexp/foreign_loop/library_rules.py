@@ -3,7 +3,7 @@ and schedule-free ones.
 
 These libraries need not be installed. A rule applies to every class with one of its
 names, for example `timm.optim.Lion`. If a class with this name computes other steps,
-the proof of its first step (`rule.RuleProof`) raises an error.
+the proof of its first step (`rule_proof.RuleProof`) raises an error.
 
 The docstrings use the symbols of `torch_rules.py`.
 """

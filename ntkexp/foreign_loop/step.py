@@ -15,7 +15,7 @@ from ntkexp.foreign_loop.call import Autocast, ModelCall
 from ntkexp.foreign_loop.example_losses import LossFunction
 from ntkexp.foreign_loop.known_optimizers import KnownOptimizer
 from ntkexp.foreign_loop.outside import Outside
-from ntkexp.foreign_loop.rule import Signed
+from ntkexp.foreign_loop.signatures import Signed
 from ntkexp.optimizer.base import IDLE, LinearStep
 from ntkexp.records.folder import RunFolder
 from ntkexp.shapes import Weights

@@ -72,6 +72,7 @@ class SGDRule(AbstractTorchRule):
     """
 
     kinds = (torch.optim.SGD,)
+    elementwise = True
     has_effects = True
     momentum_key = "momentum_buffer"
 
@@ -106,6 +107,7 @@ class AdamRule(AbstractTorchRule):
     Adam's weight decay is λ. AdamW has λ = 0, and d is η times its weight decay."""
 
     kinds = (torch.optim.Adam, torch.optim.AdamW)
+    elementwise = True
     has_effects = True
     # the entry is missing for a parameter that never had a gradient
     momentum_key = "exp_avg"
@@ -148,6 +150,7 @@ class RMSpropRule(AbstractTorchRule):
     """
 
     kinds = (torch.optim.RMSprop,)
+    elementwise = True
     momentum_key = "momentum_buffer"
 
     def downwards(
@@ -176,6 +179,7 @@ class AdagradRule(AbstractTorchRule):
     with v the sum of squared gradients, and δ = `lr_decay`."""
 
     kinds = (torch.optim.Adagrad,)
+    elementwise = True
 
     def downwards(
         self,
@@ -221,6 +225,7 @@ class AdamaxRule(AbstractTorchRule):
     """Adamax: S = η/(1 − β₁ᵗ) / u,  β = β₁,  α = 1 − β₁, with u the decayed maximum of |p|."""
 
     kinds = (torch.optim.Adamax,)
+    elementwise = True
     momentum_key = "exp_avg"
 
     def downwards(
@@ -250,6 +255,7 @@ class NAdamRule(AbstractTorchRule):
     """
 
     kinds = (torch.optim.NAdam,)
+    elementwise = True
     momentum_key = "exp_avg"
 
     def downwards(
@@ -288,6 +294,7 @@ class RAdamRule(AbstractTorchRule):
     """
 
     kinds = (torch.optim.RAdam,)
+    elementwise = True
     momentum_key = "exp_avg"
 
     def downwards(

@@ -10,7 +10,7 @@ Three proofs of each step, up to rounding:
     (a)  Σᵢ Jᵢᵀℓ′ᵢ over the recorded calls is the recorded gradient, up to a factor:
          `attribution` checks all steps. `first_step` checks the first step at once, so
          that a loop that cannot be explained fails early
-    (b)  the linear step maps the weights before to the weights after: `rule.RuleProof`
+    (b)  the linear step maps the weights before to the weights after: `rule_proof.RuleProof`
     (c)  the secant Jacobian explains the change of the outputs at the queries: `attribution`
 
 The hooks raise an error if anything but the optimizers changes weights or buffers. They

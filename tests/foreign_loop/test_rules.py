@@ -15,7 +15,8 @@ from torch.optim.swa_utils import SWALR, AveragedModel, update_bn
 from ntkexp.cli.main import run as command
 from ntkexp.foreign_loop.example_names import digests
 from ntkexp.foreign_loop.follow import follow
-from ntkexp.foreign_loop.rule import LONG_SUM_DIVISOR, MAX_SUMMED, SIGNATURE_PARTS, Signatures
+from ntkexp.foreign_loop.rule_proof import LONG_SUM_DIVISOR
+from ntkexp.foreign_loop.signatures import MAX_SUMMED, SIGNATURE_PARTS, Signatures
 from ntkexp.foreign_loop.trace import Trace
 from ntkexp.mistake import Mistake
 from ntkexp.model.foreign import load_module

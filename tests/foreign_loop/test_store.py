@@ -25,7 +25,7 @@ from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
 from ntkexp.capacity import MemoryBudget
 from ntkexp.foreign_loop.follow import follow
-from ntkexp.foreign_loop.rule import Signatures
+from ntkexp.foreign_loop.signatures import Signatures
 from ntkexp.foreign_loop.store.checkpoints import CheckpointPlan
 from ntkexp.foreign_loop.store.files import TraceFolder
 from ntkexp.foreign_loop.trace import Trace, find_trace, load_trace

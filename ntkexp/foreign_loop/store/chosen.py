@@ -20,7 +20,7 @@ from ntkexp.capacity import MemoryBudget
 from ntkexp.foreign_loop.call import ModelCall
 from ntkexp.foreign_loop.known_optimizers import KnownOptimizer
 from ntkexp.foreign_loop.outside import Outside
-from ntkexp.foreign_loop.rule import Signed
+from ntkexp.foreign_loop.signatures import Signed
 from ntkexp.foreign_loop.step import AbstractSteps, AbstractStore, FollowedStep
 from ntkexp.foreign_loop.store.checkpoints import cloned
 from ntkexp.foreign_loop.store.memory import MemoryStore

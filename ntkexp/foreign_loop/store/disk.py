@@ -35,7 +35,7 @@ from ntkexp.foreign_loop.example_losses import (
 from ntkexp.foreign_loop.example_names import digests
 from ntkexp.foreign_loop.known_optimizers import KnownOptimizer
 from ntkexp.foreign_loop.outside import Outside
-from ntkexp.foreign_loop.rule import Signatures, Signed, distance
+from ntkexp.foreign_loop.signatures import Signatures, Signed, distance
 from ntkexp.foreign_loop.step import (
     AbstractSteps,
     AbstractStore,

@@ -12,7 +12,7 @@ from torch import nn
 from ntkexp.foreign_loop.call import Autocast, ModelCall
 from ntkexp.foreign_loop.known_optimizers import KnownOptimizer
 from ntkexp.foreign_loop.outside import Outside
-from ntkexp.foreign_loop.rule import Signed
+from ntkexp.foreign_loop.signatures import Signed
 from ntkexp.foreign_loop.step import (
     AbstractSteps,
     AbstractStore,

@@ -31,7 +31,7 @@ from torch import Tensor
 from ntkexp.foreign_loop.call import Autocast, ModelCall
 from ntkexp.foreign_loop.host_reads import to_host
 from ntkexp.foreign_loop.outside import Outside
-from ntkexp.foreign_loop.rule import Signed
+from ntkexp.foreign_loop.signatures import Signed
 from ntkexp.foreign_loop.step import FollowedStep
 from ntkexp.kernel.record.tape import map_tensors, tensors
 from ntkexp.mistake import Mistake, NoPlace

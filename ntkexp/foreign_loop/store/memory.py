@@ -17,7 +17,7 @@ from ntkexp.foreign_loop.call import Autocast, ModelCall
 from ntkexp.foreign_loop.cross_entropy import CrossEntropyGradient
 from ntkexp.foreign_loop.known_optimizers import KnownOptimizer
 from ntkexp.foreign_loop.outside import Outside
-from ntkexp.foreign_loop.rule import Signed
+from ntkexp.foreign_loop.signatures import Signed
 from ntkexp.foreign_loop.step import (
     AbstractSteps,
     AbstractStore,

@@ -31,18 +31,13 @@ from ntkexp.foreign_loop.clipping import (
     moved_by_units,
     unexplained,
 )
-from ntkexp.foreign_loop.host_reads import read_numbers
+from ntkexp.foreign_loop.host_reads import norm_of, read_numbers
 from ntkexp.foreign_loop.known_optimizers import KnownOptimizer
 from ntkexp.foreign_loop.model_function import CalledModule
 from ntkexp.foreign_loop.outside import Outside
-from ntkexp.foreign_loop.rule import (
-    STEP_EPS,
-    Signatures,
-    StepInput,
-    distance,
-    norm_of,
-    p_of,
-)
+from ntkexp.foreign_loop.rule import StepInput, p_of
+from ntkexp.foreign_loop.rule_proof import STEP_EPS
+from ntkexp.foreign_loop.signatures import Signatures, distance
 from ntkexp.foreign_loop.step import AbstractSteps, FollowedStep
 from ntkexp.foreign_loop.store.checkpoints import (
     OptimizerState,
@@ -118,8 +113,8 @@ class ReplayedLoop:
         norm = norm_of(gradient.values()) if rule.reads_norm else nan
         for name in linear.keys() - event["idle"]:
             step_input = StepInput(
-                gradient[name],
-                start[name],
+                [gradient[name]],
+                [start[name]],
                 int(name in momentum_before),
                 states_before.get(name, {}),
                 norm,

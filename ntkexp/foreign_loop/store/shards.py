@@ -22,7 +22,7 @@ from torch.distributed import get_rank, get_world_size, is_available, is_initial
 from torch.distributed.distributed_c10d import Store, _get_default_store
 
 from ntkexp.foreign_loop.clipping import SUM_EPS
-from ntkexp.foreign_loop.rule import distance
+from ntkexp.foreign_loop.signatures import distance
 from ntkexp.foreign_loop.store.files import TraceFolder
 from ntkexp.mistake import Mistake
 from ntkexp.records.atomic import is_held
