@@ -45,6 +45,7 @@ from ntkexp.machine.ladder import predicted_label
 from ntkexp.mistake import Mistake, NoPlace, WrongArgument, nearest
 from ntkexp.on_disk import blocks as row_parts, release_pages, zeros_on_disk
 from ntkexp.records.kernel_file import SELF, DamagedKernel, KernelMatrix
+from ntkexp.shapes import split_range
 from ntkexp.text import short
 
 # --- A kernel file as a matrix. Each row and each column belongs to an *entry*, which is a
@@ -118,8 +119,7 @@ class Entries:
         block_bytes = min(MAX_ROW_BYTES, self.budget.bytes / MEMORY_PARTS_OF_ROWS)
         step = int(block_bytes // (8 * self.count * self.matrix.layout.outputs))
         step = max(step // side, 1) * side
-        starts = range(points.start, points.stop, step)
-        return [slice(start, min(start + step, points.stop)) for start in starts]
+        return split_range(points.start, points.stop, step)
 
     def rows(self, kernel: str, points: slice) -> Float[Tensor, "row entry"]:
         """Return the kernel between points (rows) and training examples (columns)."""

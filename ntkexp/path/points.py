@@ -24,7 +24,7 @@ from ntkexp.kernel.read.plan import chunks
 from ntkexp.kernel.sketch import random_vectors
 from ntkexp.mistake import Mistake
 from ntkexp.path.settings import Kernels
-from ntkexp.shapes import Inputs, Weights
+from ntkexp.shapes import Inputs, Weights, split_range
 from ntkexp.statistics import largest_eigenvalue
 
 WITHOUT_RULES = (
@@ -115,15 +115,6 @@ class Points:
         if self.keeps_tapes:
             self.cache = [*self.cache[-1:], (weights, new)]
         return new
-
-
-def split_range(start: int, stop: int, size: int) -> list[slice]:
-    """Cut a range into consecutive slices of at most `size`.
-
-    >>> split_range(0, 5, 2)
-    [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)]
-    """
-    return [slice(k, min(k + size, stop)) for k in range(start, stop, size)]
 
 
 def total_gradient(pulled: Iterable[Jacobian], weights: Weights) -> Weights:

@@ -23,11 +23,12 @@ from ntkexp.kernel import gram
 from ntkexp.mistake import Mistake
 from ntkexp.optimizer.base import AbstractOptimizer
 from ntkexp.path.components import components_of
-from ntkexp.path.points import NetworkView, split_range, total_gradient
+from ntkexp.path.points import NetworkView, total_gradient
 from ntkexp.path.step import Step
 from ntkexp.records.diagnostics import COLUMN, STEP
 from ntkexp.run.metrics import Observer, Row
 from ntkexp.run.setting import Setting
+from ntkexp.shapes import split_range
 
 NAME = re.compile(r"[A-Za-z_][\w.()-]{0,150}")
 """A pattern for the names of values. Each value becomes a column of metrics.csv,
