@@ -584,7 +584,8 @@ def concatenated(first: Ends, second: Ends) -> Ends:
         (first.end, second.end),
         (first.change, second.change),
     )
-    return Ends(*(torch.cat(part, -1) for part in parts))
+    start, end, delta = (torch.cat(part, -1) for part in parts)
+    return Ends(start, end, delta)
 
 
 def merge_axes(value: Ends, dims: int | list[int] | tuple[int, ...]) -> Ends:

@@ -49,10 +49,12 @@ def multiply(
 
 
 def product_of(call: Call, left: Ends, right: Ends) -> Ends:
-    """Return ab at both ends, with its difference, for two values of one shape."""
+    """Return ab at both ends, with its difference, for two values with broadcasting."""
+    start = left.start * right.start
     varies = left.delta is not None or right.delta is not None
-    delta = multiply(call, left, right, left.start.shape) if varies else None
-    return Ends(left.start * right.start, left.end * right.end, delta)
+    delta = multiply(call, left, right, start.shape) if varies else None
+    from_inputs = left.from_inputs or right.from_inputs
+    return Ends(start, left.end * right.end, delta, from_inputs=from_inputs)
 
 
 def add_scaled(of_two: Callable[..., Tensor], call: Call) -> Tensor:
@@ -233,19 +235,11 @@ def trilinear(call: Call) -> Tensor:
         raise NoRule(
             "a sum of products of three tensors that is not that of nn.Bilinear"
         )
-    a = left[:, :, None]
-    c = right[:, None, :]
-    start = a.start * c.start
-    end = a.end * c.end
-    varies = a.delta is not None or c.delta is not None
-    delta = multiply(call, a, c, start.shape).flatten(1) if varies else None
-    pairs = Ends(
-        start.flatten(1),
-        end.flatten(1),
-        delta,
-        from_inputs=a.from_inputs or c.from_inputs,
+    pairs = product_of(call, left[:, :, None], right[:, None, :])
+    return call.product(
+        pairs.view(lambda v: v.flatten(1)),
+        weight.view(lambda v: v.reshape(len(v), -1).t()),
     )
-    return call.product(pairs, weight.view(lambda v: v.reshape(len(v), -1).t()))
 
 
 MATRICES: dict[str, Rule] = {
