@@ -32,12 +32,3 @@ Shape: TypeAlias = tuple[int, ...]
 
 Function: TypeAlias = Callable[[Weights, Inputs], Tensor]
 """A map from weights and inputs [example, …] to outputs [example, out]."""
-
-
-def split_range(start: int, stop: int, size: int) -> list[slice]:
-    """Cut a range into consecutive slices of at most `size`.
-
-    >>> split_range(0, 5, 2)
-    [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)]
-    """
-    return [slice(k, min(k + size, stop)) for k in range(start, stop, max(1, size))]

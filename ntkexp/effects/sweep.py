@@ -45,6 +45,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from ntkexp.capacity import split_range
 from ntkexp.effects.curvature import (
     Clipping,
     credit_of_rows,
@@ -59,7 +60,6 @@ from ntkexp.effects.trajectory import (
     Update,
 )
 from ntkexp.optimizer.base import GUARD
-from ntkexp.shapes import split_range
 
 # --- The adjoints of the training state: of the weights, and of the optimizer's state.
 #

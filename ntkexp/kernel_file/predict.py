@@ -17,7 +17,7 @@ from jaxtyping import Float, Int
 from pydantic import Field, PositiveFloat, ValidationError
 from torch import Tensor
 
-from ntkexp.capacity import DEFAULT_MEMORY, MemoryBudget
+from ntkexp.capacity import DEFAULT_MEMORY, MemoryBudget, split_range
 from ntkexp.closed_form import (
     AbstractGain,
     DescentGain,
@@ -45,7 +45,6 @@ from ntkexp.machine.ladder import predicted_label
 from ntkexp.mistake import Mistake, NoPlace, WrongArgument, nearest
 from ntkexp.on_disk import blocks as row_parts, release_pages, zeros_on_disk
 from ntkexp.records.kernel_file import SELF, DamagedKernel, KernelMatrix
-from ntkexp.shapes import split_range
 from ntkexp.text import short
 
 # --- A kernel file as a matrix. Each row and each column belongs to an *entry*, which is a

@@ -21,7 +21,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from ntkexp.capacity import MemoryBudget
+from ntkexp.capacity import MemoryBudget, split_range
 from ntkexp.kernel import Casts
 from ntkexp.kernel.read.reader import kernel_bytes
 from ntkexp.kernel.record.products import full_precision
@@ -29,7 +29,7 @@ from ntkexp.kernel.record.tape import as_inputs, examples, part, tensors
 from ntkexp.library.module import named, of_module, reader_of, refuse_unfit
 from ntkexp.library.tangent import MODES, refuse_large, tangent_kernel
 from ntkexp.mistake import Mistake, first_line, in_short, nearest
-from ntkexp.shapes import Inputs, split_range
+from ntkexp.shapes import Inputs
 
 Examples: TypeAlias = "Inputs | np.ndarray[Any, Any] | DataLoader[Any]"
 """The examples that a kernel accepts."""

@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from ntkexp.capacity import DEFAULT_MEMORY, MemoryBudget
+from ntkexp.capacity import DEFAULT_MEMORY, MemoryBudget, split_range
 from ntkexp.covariance.covariance import split_portions
 from ntkexp.covariance.pairs import NoFusedForm, Unresolved
 from ntkexp.layer.spec import Spec, every_layer, parse_layers
@@ -27,7 +27,6 @@ from ntkexp.limit.fused.program import program
 from ntkexp.limit.near import all_from_distances, resolves, with_near_pairs
 from ntkexp.limit.network import Kernels, Network, Side, network
 from ntkexp.mistake import Mistake, in_short, nearest
-from ntkexp.shapes import split_range
 
 # --- Engines: each computes the kernels of a block. `auto` chooses by layers and
 # shapes, not by timings.

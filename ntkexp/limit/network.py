@@ -12,14 +12,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ntkexp.capacity import MemoryBudget
+from ntkexp.capacity import MemoryBudget, split_range
 from ntkexp.covariance.covariance import Covariance, Signal, Variances
 from ntkexp.covariance.pairs import Pairs
 from ntkexp.layer import base
 from ntkexp.layer.base import LayerChain
 from ntkexp.layer.linear import Flatten
 from ntkexp.mistake import Mistake
-from ntkexp.shapes import Shape, split_range
+from ntkexp.shapes import Shape
 
 CHUNK_NUMBERS = 2**20
 """Number of elements in a tensor of a chunk (a part of a block). Tensors of this size

@@ -18,13 +18,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from ntkexp.capacity import split_range
 from ntkexp.kernel import Jacobian, NoRule, Reader, Tape, gram
 from ntkexp.kernel.features.gram import trace
 from ntkexp.kernel.read.plan import chunks
 from ntkexp.kernel.sketch import random_vectors
 from ntkexp.mistake import Mistake
 from ntkexp.path.settings import Kernels
-from ntkexp.shapes import Inputs, Weights, split_range
+from ntkexp.shapes import Inputs, Weights
 from ntkexp.statistics import largest_eigenvalue
 
 WITHOUT_RULES = (

@@ -32,6 +32,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from ntkexp.capacity import split_range
 from ntkexp.kernel.features.cancellation import credit, term_sizes
 from ntkexp.optimizer.base import AbstractOptimizer
 from ntkexp.path.backward_sum import BackwardStep, BackwardSum, StepResult
@@ -56,7 +57,7 @@ from ntkexp.path.rule.base import AbstractRule
 from ntkexp.path.settings import Path
 from ntkexp.path.step import Step
 from ntkexp.path.step_kernel import StepBlock
-from ntkexp.shapes import Weights, split_range
+from ntkexp.shapes import Weights
 
 
 @dataclass(kw_only=True)

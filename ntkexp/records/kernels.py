@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 from zarr.core.buffer import Buffer
 from zarr.storage import MemoryStore
 
+from ntkexp.capacity import split_range
 from ntkexp.mistake import Mistake
 from ntkexp.records.array_schema import ZARR, Dims, read_store, refuse_odd_store
 from ntkexp.records.atomic import RUN_AGAIN, Damaged, write_atomically
 from ntkexp.records.own_files import drop_half_written, remove_store
 from ntkexp.records.schema import PredictionsAttributes, checked
-from ntkexp.shapes import split_range
 
 # --- Arrays on disk: zarr version 3, without compression and dates, with named axes.
 #

@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ntkexp.capacity import split_range
 from ntkexp.diagnostics.base import (
     AbstractDiagnostic,
     EarlierKernel,
@@ -28,7 +29,6 @@ from ntkexp.path.step import Step
 from ntkexp.records.diagnostics import COLUMN, STEP
 from ntkexp.run.metrics import Observer, Row
 from ntkexp.run.setting import Setting
-from ntkexp.shapes import split_range
 
 NAME = re.compile(r"[A-Za-z_][\w.()-]{0,150}")
 """A pattern for the names of values. Each value becomes a column of metrics.csv,

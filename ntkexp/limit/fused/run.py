@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import torch
 
-from ntkexp.capacity import MemoryBudget
+from ntkexp.capacity import MemoryBudget, split_range
 from ntkexp.covariance.covariance import Covariance
 from ntkexp.covariance.pairs import Pairs
 from ntkexp.layer import base
@@ -44,7 +44,6 @@ from ntkexp.limit.network import (
     kernels_of,
     symmetric,
 )
-from ntkexp.shapes import split_range
 
 Array = np.ndarray[Any, Any]
 PIECE = 512
