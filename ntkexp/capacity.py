@@ -88,3 +88,12 @@ def require_disk(folder: Path, needed: float, what: str, remedy: str = "") -> No
             f"{what} take {needed / 1e9:.2g} GB of disk and {folder} has {free / 1e9:.2g} GB free; "
             f"{remedy and f'{remedy}, or '}choose another place"
         )
+
+
+def split_range(start: int, stop: int, size: int) -> list[slice]:
+    """Cut a range into consecutive slices of at most `size`.
+
+    >>> split_range(0, 5, 2)
+    [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)]
+    """
+    return [slice(k, min(k + size, stop)) for k in range(start, stop, max(1, size))]

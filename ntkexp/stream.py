@@ -18,6 +18,8 @@ from hashlib import sha256
 from typing import Literal, TypeAlias
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 Purpose: TypeAlias = Literal[
     "examples",  # inputs and targets of synthetic data
@@ -63,3 +65,8 @@ def stream(purpose: Purpose, *numbers: int) -> torch.Generator:
     name = "/".join(map(str, (purpose, *numbers)))
     seed = int.from_bytes(sha256(name.encode()).digest()[:4], "big")
     return torch.Generator().manual_seed(seed)
+
+
+def normal(generator: torch.Generator, *shape: int) -> Float[Tensor, "..."]:
+    """Draw a tensor of this shape from N(0, 1), in double precision."""
+    return torch.randn(shape, generator=generator, dtype=torch.float64)

@@ -453,18 +453,16 @@ class CIFAR10(AbstractImages):
     """
 
     names = (
-        *(
-            "airplane",
-            "automobile",
-            "bird",
-            "cat",
-            "deer",
-            "dog",
-            "frog",
-            "horse",
-            "ship",
-            "truck",
-        ),
+        "airplane",
+        "automobile",
+        "bird",
+        "cat",
+        "deer",
+        "dog",
+        "frog",
+        "horse",
+        "ship",
+        "truck",
     )
     test: CountOrNone | None = 1024
     classes: tuple[int, ...] | Literal["all"] = (3, 5)

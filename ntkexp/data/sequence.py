@@ -125,11 +125,9 @@ class Text(AbstractTokens):
         # Distinct windows of `context` bytes and the next byte
         size = self.context + 1
         window_count = len(tokens) // size
-        windows: Tensor = tokens[:0]
-        if window_count:
-            windows = torch.unique(
-                tokens[: window_count * size].view(window_count, size), dim=0
-            )
+        windows = torch.unique(
+            tokens[: window_count * size].view(window_count, size), dim=0
+        )
         count = self.train + self.query + (self.test or 0)
         if count > len(windows):
             raise Mistake(

@@ -14,6 +14,7 @@ from torch.nn.functional import normalize
 from ntkexp.component import MAX_COUNT, Count, CountOrNone, Depth
 from ntkexp.data.base import AbstractSource, Examples, Standardise
 from ntkexp.mistake import Mistake
+from ntkexp.stream import normal
 
 # Each source draws its target function before the inputs, so that the function is
 # independent of the number of examples.
@@ -70,9 +71,7 @@ class Moons(AbstractSynthetic):
         labels = torch.arange(self.size) % 2
         upper = torch.stack([angle.cos(), angle.sin()], 1)
         lower = torch.stack([1 - angle.cos(), 0.5 - angle.sin()], 1)
-        noise = self.noise * torch.randn(
-            self.size, 2, generator=generator, dtype=torch.float64
-        )
+        noise = self.noise * normal(generator, self.size, 2)
         return Examples(
             torch.where(labels[:, None] == 0, upper, lower) + noise,
             labels,
@@ -102,11 +101,7 @@ class Sphere(AbstractSynthetic):
 
     def examples(self, generator: torch.Generator) -> Examples:
         def unit_vectors(count: int) -> Tensor:
-            return normalize(
-                torch.randn(
-                    count, self.dimension, generator=generator, dtype=torch.float64
-                )
-            )
+            return normalize(normal(generator, count, self.dimension))
 
         directions = unit_vectors(self.degree)
         inputs = unit_vectors(self.size)
@@ -151,9 +146,7 @@ class Parity(AbstractSynthetic):
         if self.inputs == "signs":
             inputs = distinct_corners(self.size, self.dimension, generator)
         else:
-            inputs = torch.randn(
-                self.size, self.dimension, generator=generator, dtype=torch.float64
-            )
+            inputs = normal(generator, self.size, self.dimension)
         positive = inputs[:, : self.order].sign().prod(1) > 0
         return Examples(inputs, positive.long(), ("odd", "even"))
 
@@ -188,13 +181,9 @@ class Teacher(AbstractSynthetic):
     hidden: Count = 16
 
     def examples(self, generator: torch.Generator) -> Examples:
-        first = torch.randn(
-            self.dimension, self.hidden, generator=generator, dtype=torch.float64
-        )
-        second = torch.randn(self.hidden, 1, generator=generator, dtype=torch.float64)
-        inputs = torch.randn(
-            self.size, self.dimension, generator=generator, dtype=torch.float64
-        )
+        first = normal(generator, self.dimension, self.hidden)
+        second = normal(generator, self.hidden, 1)
+        inputs = normal(generator, self.size, self.dimension)
         hidden = torch.tanh(inputs @ first / sqrt(self.dimension))
         return Examples(inputs, hidden @ second / sqrt(self.hidden))
 
@@ -227,13 +216,8 @@ class Cued(AbstractSynthetic):
     cue: float = Field(2.0, ge=0)
 
     def examples(self, generator: torch.Generator) -> Examples:
-        random = torch.randn(
-            self.dimension, 2, generator=generator, dtype=torch.float64
-        )
-        directions = torch.linalg.qr(random).Q
-        points = torch.randn(
-            self.size, self.dimension, generator=generator, dtype=torch.float64
-        )
+        directions = torch.linalg.qr(normal(generator, self.dimension, 2)).Q
+        points = normal(generator, self.size, self.dimension)
         cue = self.cue * torch.eye(2, dtype=points.dtype)[self.task - 1].expand(
             len(points), 2
         )

@@ -45,6 +45,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from ntkexp.capacity import split_range
 from ntkexp.effects.curvature import (
     Clipping,
     credit_of_rows,
@@ -657,12 +658,8 @@ class ChunkedSweep:
     def steps_back(self) -> Iterator[tuple[int, int]]:
         """Run the remaining steps. After each step, yield the number of completed steps
         and the number of all steps."""
-        count = len(self.effects)
         length = self.training.length
-        starts = range(0, count, self.points_per_chunk)
-        chunks = [
-            slice(start, min(start + self.points_per_chunk, count)) for start in starts
-        ]
+        chunks = split_range(0, len(self.effects), self.points_per_chunk)
         while self.done < len(chunks):
             points = chunks[self.done]
             self.sweep = sweep_from(

@@ -16,7 +16,7 @@ from torch import Tensor
 from ntkexp.kernel.features.assemble import positions_in
 from ntkexp.kernel.features.blocks import Block, Copies, Factored, Rows
 from ntkexp.kernel.secant.uses import View
-from ntkexp.stream import stream
+from ntkexp.stream import normal, stream
 
 # A sketch S maps vectors in the shape of the weights to vectors of k numbers (buckets).
 # It treats a parameter as a matrix: its first axis is the rows, all other axes are the
@@ -288,10 +288,7 @@ def random_vectors(
     shape: Sequence[int], seed: int, like: Tensor
 ) -> Float[Tensor, "vector example out"]:
     """Draw V from a random stream that is independent of the sketch."""
-    noise = torch.randn(
-        VECTORS, *shape, generator=stream("sketch error", seed), dtype=torch.float64
-    )
-    return noise.to(like)
+    return normal(stream("sketch error", seed), VECTORS, *shape).to(like)
 
 
 def error_bar(missed: Float[Tensor, "vector query out"]) -> float:

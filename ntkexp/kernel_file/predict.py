@@ -17,7 +17,7 @@ from jaxtyping import Float, Int
 from pydantic import Field, PositiveFloat, ValidationError
 from torch import Tensor
 
-from ntkexp.capacity import DEFAULT_MEMORY, MemoryBudget
+from ntkexp.capacity import DEFAULT_MEMORY, MemoryBudget, split_range
 from ntkexp.closed_form import (
     AbstractGain,
     DescentGain,
@@ -118,8 +118,7 @@ class Entries:
         block_bytes = min(MAX_ROW_BYTES, self.budget.bytes / MEMORY_PARTS_OF_ROWS)
         step = int(block_bytes // (8 * self.count * self.matrix.layout.outputs))
         step = max(step // side, 1) * side
-        starts = range(points.start, points.stop, step)
-        return [slice(start, min(start + step, points.stop)) for start in starts]
+        return split_range(points.start, points.stop, step)
 
     def rows(self, kernel: str, points: slice) -> Float[Tensor, "row entry"]:
         """Return the kernel between points (rows) and training examples (columns)."""

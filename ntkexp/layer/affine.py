@@ -33,6 +33,7 @@ from ntkexp.covariance.pairs import (
 from ntkexp.layer.base import AbstractLayer, NotNegative, Positive, detached_number
 from ntkexp.mistake import Mistake
 from ntkexp.shapes import Shape
+from ntkexp.stream import normal
 
 # --- Modules with weights, and with constant factors for the inputs or the outputs
 
@@ -203,11 +204,11 @@ class AbstractAffine(AbstractLayer):
         inputs = prod(weight_shape[1:])
         W_std = detached_number(self.W_std)
         b_std = detached_number(self.b_std)
-        weight = torch.randn(weight_shape, generator=generator, dtype=torch.float64)
+        weight = normal(generator, *weight_shape)
         bias = None
         shift = 1.0
         if b_std > 0:
-            bias = torch.randn(self.features, generator=generator, dtype=torch.float64)
+            bias = normal(generator, self.features)
             shift = b_std
         gain = W_std / sqrt(inputs)
         if self.param == "standard":

@@ -16,6 +16,7 @@ from ntkexp.covariance.pairs import Pairs
 from ntkexp.layer.base import AbstractLayer, NotNegative, Positive, detached_number
 from ntkexp.mistake import Mistake
 from ntkexp.shapes import Shape
+from ntkexp.stream import normal
 
 
 class SelfAttention(AbstractLayer):
@@ -72,22 +73,20 @@ class SelfAttention(AbstractLayer):
         self.shape(shape)
         head_width = -(-self.features // self.heads)  # d = features/heads, rounded up
 
-        def normal(*sizes: int) -> nn.Parameter:
-            return nn.Parameter(
-                torch.randn(*sizes, generator=generator, dtype=torch.float64)
-            )
+        def drawn(*sizes: int) -> nn.Parameter:
+            return nn.Parameter(normal(generator, *sizes))
 
         head_shape = (self.heads, shape[0], head_width)
-        query = normal(*head_shape)
-        value = normal(*head_shape)
-        out = normal(self.heads * head_width, self.features)
+        query = drawn(*head_shape)
+        value = drawn(*head_shape)
+        out = drawn(self.heads * head_width, self.features)
         key = None
         if not self.linear_scaling:
-            key = normal(*head_shape)
+            key = drawn(*head_shape)
         b_std = detached_number(self.b_std)
         bias = None
         if b_std > 0:
-            bias = normal(self.features)
+            bias = drawn(self.features)
         weights = AttentionWeights(query, key, value, out, bias)
         scales = (detached_number(self.QK_std), detached_number(self.OV_std), b_std)
         module = Attention(weights, scales, self.attention == "softmax")

@@ -278,7 +278,31 @@ def defines_itself(layer: AbstractLayer, form: str) -> bool:
     return form in vars(definer)
 
 
-class Residual(AbstractLayer):
+class AbstractBranching(AbstractLayer):
+    """A layer of several branches with the same input."""
+
+    @property
+    @abstractmethod
+    def chains(self) -> tuple[LayerChain, ...]:
+        """The layers of each branch."""
+
+    def input_pairs(self, output_pairs: Pairs, shape: Shape) -> Pairs:
+        return reduce(
+            Pairs.union,
+            (input_pairs(layers, output_pairs, shape) for layers in self.chains),
+        )
+
+    def input_self_pairs(
+        self, output_pairs: Pairs | None, shape: Shape
+    ) -> Pairs | None:
+        by_branch = [
+            input_self_pairs(layers, output_pairs, shape) for layers in self.chains
+        ]
+        needed = [pairs for pairs in by_branch if pairs is not None]
+        return reduce(Pairs.union, needed) if needed else None
+
+
+class Residual(AbstractBranching):
     """Residual layers: branch(x) + shortcut(x).
     Their kernels are K_branch + K_shortcut.
 
@@ -292,6 +316,10 @@ class Residual(AbstractLayer):
 
     branch: LayerChain
     shortcut: LayerChain = ()
+
+    @property
+    def chains(self) -> tuple[LayerChain, ...]:
+        return self.branch, self.shortcut
 
     def shape(self, shape: Shape) -> Shape:
         branch = shapes(self.branch, shape)[-1]
@@ -309,9 +337,8 @@ class Residual(AbstractLayer):
         )
 
     def carry(self, signal: Signal) -> Signal:
-        branches = (self.branch, self.shortcut)
         # Here, `fresh` means independent of the input of this residual layer.
-        ends = [carry(layers, replace(signal, fresh=False)) for layers in branches]
+        ends = [carry(layers, replace(signal, fresh=False)) for layers in self.chains]
         if not any(end.fresh for end in ends):
             raise Mistake(
                 "a residual layer has no limit of infinite width unless one of its branches ends "
@@ -319,20 +346,10 @@ class Residual(AbstractLayer):
             )
         return Signal(
             gaussian=all(end.gaussian for end in ends),
-            fresh=all(carry(layers, signal).fresh for layers in branches),
+            fresh=all(carry(layers, signal).fresh for layers in self.chains),
             wide=all(end.wide for end in ends),
             uneven=any(end.uneven for end in ends),
         )
-
-    def input_pairs(self, output_pairs: Pairs, shape: Shape) -> Pairs:
-        return input_pairs(self.branch, output_pairs, shape).union(
-            input_pairs(self.shortcut, output_pairs, shape)
-        )
-
-    def input_self_pairs(
-        self, output_pairs: Pairs | None, shape: Shape
-    ) -> Pairs | None:
-        return self_pairs_of_branches((self.branch, self.shortcut), output_pairs, shape)
 
     def push(self, covariance: Covariance, shape: Shape) -> Covariance:
         branch = push(self.branch, covariance, shape)
@@ -345,18 +362,6 @@ class Residual(AbstractLayer):
         copy = Operation(COPY, register, free)
         add = Operation(ADD, register, free)
         return copy, *branch, *shortcut, add
-
-
-def self_pairs_of_branches(
-    branches: tuple[LayerChain, ...], output_pairs: Pairs | None, shape: Shape
-) -> Pairs | None:
-    """Return the union of the pairs that branches need between an example and itself,
-    or None if no branch needs any."""
-    by_branch = [input_self_pairs(layers, output_pairs, shape) for layers in branches]
-    needed = [pairs for pairs in by_branch if pairs is not None]
-    if not needed:
-        return None
-    return reduce(Pairs.union, needed)
 
 
 class Sum(nn.Module):
@@ -374,7 +379,7 @@ class Sum(nn.Module):
         return total
 
 
-class Concatenation(AbstractLayer):
+class Concatenation(AbstractBranching):
     """Concatenations of the channels of two or more branches, with averaged kernels.
 
     Channels have the order of the branches. An empty branch is the identity.
@@ -394,6 +399,10 @@ class Concatenation(AbstractLayer):
     the variances of the branches may differ."""
 
     branches: Annotated[tuple[LayerChain, ...], Field(min_length=2)]
+
+    @property
+    def chains(self) -> tuple[LayerChain, ...]:
+        return self.branches
 
     def ends(self, shape: Shape) -> list[Shape]:
         ends = [shapes(layers, shape)[-1] for layers in self.branches]
@@ -423,17 +432,6 @@ class Concatenation(AbstractLayer):
                 "of the inputs do not grow with width; put a Dense or Conv layer into that branch"
             )
         return Signal(fresh=all(end.fresh for end in ends), wide=True, uneven=True)
-
-    def input_pairs(self, output_pairs: Pairs, shape: Shape) -> Pairs:
-        return reduce(
-            Pairs.union,
-            (input_pairs(layers, output_pairs, shape) for layers in self.branches),
-        )
-
-    def input_self_pairs(
-        self, output_pairs: Pairs | None, shape: Shape
-    ) -> Pairs | None:
-        return self_pairs_of_branches(self.branches, output_pairs, shape)
 
     def push(self, covariance: Covariance, shape: Shape) -> Covariance:
 

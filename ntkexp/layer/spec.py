@@ -23,6 +23,7 @@ from ntkexp.component import can_be_built
 from ntkexp.layer.affine import AbstractAffine
 from ntkexp.layer.attention import SelfAttention
 from ntkexp.layer.base import (
+    AbstractBranching,
     AbstractLayer,
     Concatenation,
     LayerChain,
@@ -221,9 +222,6 @@ def every_layer(layers: LayerChain) -> Iterator[AbstractLayer]:
     """Yield all layers, including layers in branches."""
     for layer in layers:
         yield layer
-        if isinstance(layer, Residual):
-            yield from every_layer(layer.branch + layer.shortcut)
-        if isinstance(layer, Concatenation):
-            yield from every_layer(
-                tuple(one for branch in layer.branches for one in branch)
-            )
+        if isinstance(layer, AbstractBranching):
+            for branch in layer.chains:
+                yield from every_layer(branch)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Shaped
@@ -122,7 +122,7 @@ def infinite_kernel(
     budget = MemoryBudget.of_gb(memory_gb)
     limit.refuse_unfit(x1, x2)
     refuse_rounded_products({"x1": x1})
-    scales = {
+    scales: dict[str, Any] = {
         name: value
         for name, value in (("W_std", W_std), ("b_std", b_std), ("param", param))
         if value is not None
@@ -139,11 +139,7 @@ def infinite_kernel(
                 "from its layers, and that of other modules can be estimated, by "
                 "method='monte_carlo'"
             )
-        spec = read_sequential(
-            spec,
-            tuple(x1.shape[1:]),
-            Scales(W_std, b_std, "standard" if param is None else param),
-        )
+        spec = read_sequential(spec, tuple(x1.shape[1:]), Scales(**scales))
     if method == "monte_carlo":
         return estimate(spec, x1, x2, samples, seed, memory_gb)
     assert not isinstance(spec, nn.Module)

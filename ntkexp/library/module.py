@@ -253,12 +253,16 @@ module.float()
             )
 
 
-def named(module: nn.Module, weights: Mapping[str, Tensor], argument: str) -> Weights:
+def named(
+    module: nn.Module, weights: Mapping[str, Tensor] | None, argument: str
+) -> Weights:
     """Return the parameters in a mapping of tensors, each under its first name.
-    Ignore buffers.
+    Ignore buffers. If the mapping is None, there are no parameters.
 
     A shared parameter may be given under any of its names. It may be given under
     several names if the tensors are equal."""
+    if weights is None:
+        return {}
     if not isinstance(weights, Mapping):
         raise Mistake(
             f"{argument} is a {type(weights).__name__}; give a mapping of tensors by the names of "

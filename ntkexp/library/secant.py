@@ -228,9 +228,7 @@ def start_of(module: nn.Module, weights: Mapping[str, Tensor] | None) -> Weights
     trained = weights_of(module)
     return trained | {
         name: weight
-        for name, weight in named(
-            module, {} if weights is None else weights, "weights"
-        ).items()
+        for name, weight in named(module, weights, "weights").items()
         if name in trained
     }
 

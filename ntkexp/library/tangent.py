@@ -368,9 +368,7 @@ def tangent_kernel(
     True
     """
     reader, module_weights = reader_of(module, output, casts)
-    all_weights = module_weights | named(
-        module, {} if weights is None else weights, "weights"
-    )
+    all_weights = module_weights | named(module, weights, "weights")
     refuse_rounded_products(all_weights)
     outputs = as_list(outputs)
     if isinstance(outputs, str) and outputs not in MODES:

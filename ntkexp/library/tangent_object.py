@@ -21,7 +21,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from ntkexp.capacity import MemoryBudget
+from ntkexp.capacity import MemoryBudget, split_range
 from ntkexp.kernel import Casts
 from ntkexp.kernel.read.reader import kernel_bytes
 from ntkexp.kernel.record.products import full_precision
@@ -158,8 +158,8 @@ class TangentKernel:
         if side >= max(counts):
             return self.block(left, right)
         kernel: Tensor | None = None
-        for rows in blocks(counts[0], side):
-            for columns in blocks(counts[1], side):
+        for rows in split_range(0, counts[0], side):
+            for columns in split_range(0, counts[1], side):
                 if right is None and columns.start < rows.start:
                     continue
                 is_diagonal = right is None and rows == columns
@@ -300,9 +300,7 @@ def block_side(
     if examples(x1) <= 1:
         return MAX_BLOCK_SIDE
     reader, module_weights = reader_of(module, output, casts)
-    all_weights = module_weights | named(
-        module, {} if weights is None else weights, "weights"
-    )
+    all_weights = module_weights | named(module, weights, "weights")
     tape = reader.record(all_weights, part(as_inputs(x1), slice(0, 2)))
     jacobian = reader.tangent(tape, None if all_pairs else [0])
     recorded = tape.bytes_per_example * (1 + jacobian.outputs)
@@ -335,8 +333,3 @@ def concatenated(batches: list[Inputs]) -> Inputs:
         raise ValueError("they hold other things")
     inputs: Inputs = tree_unflatten(leaves, form)
     return inputs
-
-
-def blocks(count: int, side: int) -> list[slice]:
-    """Split `count` examples into slices of at most `side` examples."""
-    return [slice(start, min(start + side, count)) for start in range(0, count, side)]

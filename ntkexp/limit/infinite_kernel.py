@@ -18,14 +18,14 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from ntkexp.capacity import DEFAULT_MEMORY, MemoryBudget
+from ntkexp.capacity import DEFAULT_MEMORY, MemoryBudget, split_range
 from ntkexp.covariance.covariance import split_portions
 from ntkexp.covariance.pairs import NoFusedForm, Unresolved
 from ntkexp.layer.spec import Spec, every_layer, parse_layers
 from ntkexp.limit import network as limit_network
 from ntkexp.limit.fused.program import program
 from ntkexp.limit.near import all_from_distances, resolves, with_near_pairs
-from ntkexp.limit.network import Kernels, Network, Side, network, slices_of
+from ntkexp.limit.network import Kernels, Network, Side, network
 from ntkexp.mistake import Mistake, in_short, nearest
 
 # --- Engines: each computes the kernels of a block. `auto` chooses by layers and
@@ -146,9 +146,9 @@ def block_slices(
         max(MIN_LIMIT_BLOCK_SIDE, isqrt(MAX_BLOCK_WORK // net.work)),
     )
     if columns is not None:
-        pairs = product(slices_of(rows, size), slices_of(columns, size))
+        pairs = product(split_range(0, rows, size), split_range(0, columns, size))
         return [BlockSlices(row, column, same=False) for row, column in pairs]
-    slices = list(slices_of(rows, size))
+    slices = split_range(0, rows, size)
     pairs_above = combinations_with_replacement(slices, 2)
     return [BlockSlices(row, column, same=row == column) for row, column in pairs_above]
 

@@ -24,7 +24,7 @@ from ntkexp.covariance.pairs import Pairs
 from ntkexp.layer.pointwise import AbstractPointwise
 from ntkexp.layer.spec import every_layer
 from ntkexp.limit.network import Kernels, Network, Side, finite, kernels_of_pairs
-from ntkexp.stream import stream
+from ntkexp.stream import normal, stream
 
 MAX_NEAR_REST = {torch.float64: 1e-6, torch.float32: 1e-5}
 """A pair is near if 1 − |ρ| is at most this value, where ρ is the correlation of its
@@ -140,9 +140,7 @@ def near_pairs(
     """Yield groups of pairs whose correlation ρ satisfies 1 − |ρ| ≤ rest. If rows and
     columns are the same examples, yield only pairs above the diagonal."""
     generator = stream("near pairs")
-    axes = torch.randn(
-        PROJECTIONS, x1.shape[1], generator=generator, dtype=torch.float64
-    ).to(x1)
+    axes = normal(generator, PROJECTIONS, x1.shape[1]).to(x1)
     norms1, keys1 = project_unit_vectors(x1, axes)
     norms2, keys2 = (norms1, keys1) if same else project_unit_vectors(x2, axes)
     # unit vectors have ‖u − v‖ = √(2 (1 − ρ)), and their projections differ by about

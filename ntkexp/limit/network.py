@@ -3,7 +3,6 @@ engine is differentiable and runs on every device."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
@@ -13,7 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ntkexp.capacity import MemoryBudget
+from ntkexp.capacity import MemoryBudget, split_range
 from ntkexp.covariance.covariance import Covariance, Signal, Variances
 from ntkexp.covariance.pairs import Pairs
 from ntkexp.layer import base
@@ -151,7 +150,9 @@ def kernels(
         columns = rows
     pairs = network.pairs
     block = left.x.new_empty(shape), left.x.new_empty(shape)
-    for row, column in product(slices_of(shape[0], rows), slices_of(shape[1], columns)):
+    for row, column in product(
+        split_range(0, shape[0], rows), split_range(0, shape[1], columns)
+    ):
         if same and column.start < row.start:
             continue
         one = left.part(row)
@@ -183,7 +184,7 @@ def kernels_of_pairs(
     size = CHUNK_NUMBERS // max(pairs.count, left.x[0].numel())
     nngp_parts: list[Tensor] = []
     ntk_parts: list[Tensor] = []
-    for part in slices_of(len(left.x), size):
+    for part in split_range(0, len(left.x), size):
         one = left.part(part)
         two = right.part(part)
         start = Covariance.of_pairs(
@@ -215,16 +216,6 @@ def chunk(
         max_numbers = min(max_numbers, max(CHUNK_NUMBERS, pairs))
     rows = min(len(left.x), max(1, isqrt(max_numbers // pairs)))
     return rows, max(1, max_numbers // (pairs * rows))
-
-
-def slices_of(count: int, size: int) -> Iterator[slice]:
-    """Yield consecutive slices of at most `size` elements that cover `range(count)`.
-
-    >>> list(slices_of(5, 3))
-    [slice(0, 3, None), slice(3, 5, None)]
-    """
-    for start in range(0, count, max(1, size)):
-        yield slice(start, min(start + size, count))
 
 
 def symmetric(values: Tensor) -> Tensor:

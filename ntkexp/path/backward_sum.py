@@ -108,7 +108,10 @@ class BackwardSum:
         gradient_part: Adjoint | None = None  # N ⊙ J̄
         change = next(iter(step.start.values())).new_zeros(())
         groups = self.components or (None,)
-        sums = [TermSums.at_zero(step, coefficients, names, change) for names in groups]
+        sums = [
+            TermSums(step, coefficients, names, change, change, change)
+            for names in groups
+        ]
         beta = self.apply_momentum_decay()
         for weight, secant in substeps:
             # U_s = S_s ⊙ MᵀJ̄(s) + β_{s+1} U_{s+1}. The first substep multiplies U by β.
@@ -297,16 +300,6 @@ class TermSums:
     kernel: Tensor
     decay: Tensor
     rounding: Tensor
-
-    @classmethod
-    def at_zero(
-        cls,
-        step: BackwardStep,
-        coefficients: StepCoefficients,
-        names: Collection[str] | None,
-        zero: Float[Tensor, ""],
-    ) -> TermSums:
-        return cls(step, coefficients, names, zero, zero, zero)
 
     @property
     def examples(self) -> Iterator[RightFactor]:

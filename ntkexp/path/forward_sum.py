@@ -308,9 +308,5 @@ class PhasedSum(AbstractAccumulator):
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self.accumulator.restore(state["accumulator"])
-        first = next(iter(self.integrals.values()), None)
-        self.finished_phases = []
-        if first is not None:
-            self.finished_phases = restore_phase_ends(
-                state["marks"], first.contributions
-            )
+        first = next(iter(self.integrals.values()))
+        self.finished_phases = restore_phase_ends(state["marks"], first.contributions)

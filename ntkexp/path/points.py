@@ -18,6 +18,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from ntkexp.capacity import split_range
 from ntkexp.kernel import Jacobian, NoRule, Reader, Tape, gram
 from ntkexp.kernel.features.gram import trace
 from ntkexp.kernel.read.plan import chunks
@@ -115,15 +116,6 @@ class Points:
         if self.keeps_tapes:
             self.cache = [*self.cache[-1:], (weights, new)]
         return new
-
-
-def split_range(start: int, stop: int, size: int) -> list[slice]:
-    """Cut a range into consecutive slices of at most `size`.
-
-    >>> split_range(0, 5, 2)
-    [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)]
-    """
-    return [slice(k, min(k + size, stop)) for k in range(start, stop, size)]
 
 
 def total_gradient(pulled: Iterable[Jacobian], weights: Weights) -> Weights:

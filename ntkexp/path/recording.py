@@ -311,9 +311,7 @@ def update_of(
     linear = optimizer.linear_steps(index, sizes, memory)
 
     def vector(field: str) -> Coefficient:
-        numbers: dict[str, Coefficient] = {}
-        for name, step in linear.items():
-            numbers[name] = getattr(step, field)
+        numbers = {name: getattr(step, field) for name, step in linear.items()}
         if all(isinstance(number, float) and not number for number in numbers.values()):
             return 0.0
         return flat.vector(

@@ -26,15 +26,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from math import sqrt
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from ntkexp.capacity import split_range
 from ntkexp.kernel.features.cancellation import credit, term_sizes
 from ntkexp.optimizer.base import AbstractOptimizer
 from ntkexp.path.backward_sum import BackwardStep, BackwardSum, StepResult
+from ntkexp.path.checkpoint import Resumable
 from ntkexp.path.domain import Domain
 from ntkexp.path.forward_sum import AbstractAccumulator, Error
 from ntkexp.path.integrals import (
@@ -49,7 +51,7 @@ from ntkexp.path.integrals import (
     restore_phase_ends,
     totals_at_zero,
 )
-from ntkexp.path.points import Points, split_range, total_gradient
+from ntkexp.path.points import Points, total_gradient
 from ntkexp.path.recording import Halves, Playback, Recording, halves_at_zero
 from ntkexp.path.rule.base import AbstractRule
 from ntkexp.path.settings import Path
@@ -59,7 +61,7 @@ from ntkexp.shapes import Weights
 
 
 @dataclass(kw_only=True)
-class RulePass:
+class RulePass(Resumable):
     """The path integrals for one quadrature rule, and the backward sum for the current
     chunk of points."""
 
@@ -108,7 +110,7 @@ class RulePass:
 
 
 @dataclass(kw_only=True)
-class FinerPass:
+class FinerPass(Resumable):
     """The sums with twice the substeps, at a sample of the attributed points."""
 
     rule: str  # the rule whose error is measured
@@ -201,7 +203,7 @@ def rounding_of(step: Step) -> tuple[Weights, Weights]:
 
 
 @dataclass(kw_only=True)
-class SecondPass:
+class SecondPass(Resumable):
     """The passes from the last step to the first, one for each chunk of points. `done`
     is the number of completed steps in all passes."""
 
@@ -212,6 +214,8 @@ class SecondPass:
     finer: FinerPass | None
     done: int = 0
     points: Points | None = None  # points of the current chunk
+
+    checkpointed: ClassVar[tuple[str, ...]] = ("done", "rules", "finer")
 
     @property
     def length(self) -> int:
@@ -299,23 +303,6 @@ class SecondPass:
             rule.add(step, back, block, self.domain.rows[chunk], chunk)
         if self.finer is not None:
             self.finer.add(step, back)
-
-    @property
-    def state(self) -> dict[str, Any]:
-        """The state for a checkpoint, as plain data and tensors."""
-        return {
-            "done": self.done,
-            "rules": {name: rule.state for name, rule in self.rules.items()},
-            "finer": None if self.finer is None else self.finer.state,
-        }
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from a checkpoint."""
-        self.done = state["done"]
-        for name, rule in self.rules.items():
-            rule.restore(state["rules"][name])
-        if self.finer is not None:
-            self.finer.restore(state["finer"])
 
 
 def sample_points(points: int, count: int) -> Int[Tensor, " sample"]:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from zarr.core.buffer import Buffer
 from zarr.storage import MemoryStore
 
+from ntkexp.capacity import split_range
 from ntkexp.mistake import Mistake
 from ntkexp.records.array_schema import ZARR, Dims, read_store, refuse_odd_store
 from ntkexp.records.atomic import RUN_AGAIN, Damaged, write_atomically
@@ -101,8 +102,7 @@ def write_array(
         attributes=dict(facts),
         overwrite=True,
     )
-    for start in range(0, array.shape[0], step):
-        rows = slice(start, min(start + step, array.shape[0]))
+    for rows in split_range(0, array.shape[0], step):
         stored[rows] = array[rows]
 
 
@@ -118,8 +118,7 @@ def write_stacked(
     preallocate(store, name, shape, chunks=chunks, dims=dims, fill=np.float64(0))
     stored = get_array(store, name)
     for number, array in enumerate(arrays):
-        for start in range(0, count, step):
-            rows = slice(start, min(start + step, count))
+        for rows in split_range(0, count, step):
             stored[number, rows] = array[rows]
 
 
@@ -252,10 +251,9 @@ def write_snapshot(
 ) -> list[str]:
     """Write one snapshot. Return the names of the written chunks."""
     name = tangent_array_name(path)
-    values = np.asarray(kernel, dtype=np.float64)
     if name == TRACE:
-        values = values[:, 0, :, 0]
-    arrays = {name: values, "output_gradient": output_gradient}
+        kernel = kernel[:, 0, :, 0]
+    arrays = {name: kernel, "output_gradient": output_gradient}
     return write_arrays(path, index, step, arrays)
 
 
@@ -268,7 +266,7 @@ def write_arrays(
     The array `step` is written last. So a snapshot whose step is not −1 is complete."""
     store = open_store(path, write=True)
     for name, values in arrays.items():
-        get_array(store, name)[index] = np.asarray(values, dtype=np.float64)
+        get_array(store, name)[index] = values
     get_array(store, "step")[index] = step
     return [f"{name}/c/{index}" for name in (*arrays, "step")]
 
@@ -307,7 +305,7 @@ def write_path_kernel(
         dims=KERNEL_DIMS,
         fill=np.float64("nan"),
     )
-    values = np.asarray(kernel if all_points else kernel[points], dtype=np.float64)
+    values = kernel if all_points else kernel[points]
     get_array(store, name).oindex[np.array(points), np.array(outs)] = values
 
 
@@ -357,9 +355,7 @@ def write_predictions(
     path: Path, predictions: Mapping[str, NDArray[np.float64]]
 ) -> None:
     """Write the outputs [query, out] of each kernel machine."""
-    stacked = np.stack(
-        [np.asarray(values, dtype=np.float64) for values in predictions.values()]
-    )
+    stacked = np.stack([*predictions.values()], dtype=np.float64)
     store = create_store(path, {"machines": list(predictions)})
     write_array(store, "prediction", stacked, ("machine", "query", "out"), {})
 

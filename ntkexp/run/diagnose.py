@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ntkexp.capacity import split_range
 from ntkexp.diagnostics.base import (
     AbstractDiagnostic,
     EarlierKernel,
@@ -23,7 +24,7 @@ from ntkexp.kernel import gram
 from ntkexp.mistake import Mistake
 from ntkexp.optimizer.base import AbstractOptimizer
 from ntkexp.path.components import components_of
-from ntkexp.path.points import NetworkView, split_range, total_gradient
+from ntkexp.path.points import NetworkView, total_gradient
 from ntkexp.path.step import Step
 from ntkexp.records.diagnostics import COLUMN, STEP
 from ntkexp.run.metrics import Observer, Row

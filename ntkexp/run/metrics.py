@@ -44,17 +44,19 @@ Row: TypeAlias = dict[str, float | int | None]
 
 RESIDUAL_TOPS = (1, 5, 10)
 KERNEL_COLUMNS = (
-    *(
-        "kernel_change",
-        "alignment",
-        "limit_distance",
-        "limit_alignment",
-        "label_alignment",
-    ),
-    *("trace", "lambda_max", "condition", "effective_rank"),
+    "kernel_change",
+    "alignment",
+    "limit_distance",
+    "limit_alignment",
+    "label_alignment",
+    "trace",
+    "lambda_max",
+    "condition",
+    "effective_rank",
     *(f"eigenvalue_{k + 1}" for k in range(TOP)),
     *(f"residual_top_{k}" for k in RESIDUAL_TOPS),
-    *("stability", "pattern_change"),
+    "stability",
+    "pattern_change",
 )
 SELECTIVITY = "selectivity"
 

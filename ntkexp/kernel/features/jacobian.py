@@ -78,9 +78,11 @@ class Jacobian:
             for part in block.of(names):
                 blocks.append(part)
                 starts.append(place.start)
-        if self.starts is None:
-            return replace(self, blocks=tuple(blocks))
-        return replace(self, blocks=tuple(blocks), starts=tuple(starts))
+        return replace(
+            self,
+            blocks=tuple(blocks),
+            starts=None if self.starts is None else tuple(starts),
+        )
 
     def weighted(self, output_gradient: Outputs) -> Jacobian:
         """Return J(x)ᵀℓ′ (ℓ′: `output_gradient`) for every example, as a Jacobian with
@@ -147,10 +149,11 @@ class Jacobian:
             else:
                 sizes |= {name: weights[name].numel() for name in block.extents}
         rows = self.as_rows(sizes).blocks
-        if self.starts is None:
-            return replace(self, blocks=(*others, *rows))
+        starts += [0] * len(rows)
         return replace(
-            self, blocks=(*others, *rows), starts=(*starts, *[0] * len(rows))
+            self,
+            blocks=(*others, *rows),
+            starts=None if self.starts is None else tuple(starts),
         )
 
     def with_sums_over_uses(self, weights: Weights, max_bytes: float) -> Jacobian:

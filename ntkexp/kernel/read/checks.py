@@ -51,7 +51,7 @@ from ntkexp.kernel.secant.replay import Replay
 from ntkexp.kernel.secant.uses import Trained, Use, plain_uses
 from ntkexp.mistake import Mistake
 from ntkexp.shapes import Function, Weights
-from ntkexp.stream import stream
+from ntkexp.stream import normal, stream
 
 UNFAITHFUL = (
     "the module's gradients are not the derivatives of its values (look for detach, a "
@@ -122,7 +122,7 @@ class Checks:
 
         def owners_if_faithful() -> Owners | None:
             owned = self.owners(tape)
-            if is_faithful(self.function, tape, self.trained, owned):
+            if self.is_faithful(tape, owned):
                 return owned
             return None
 
@@ -185,10 +185,126 @@ class Checks:
                 if name in self.trained
             }
             gradients = gradients_at(uses, tape[tape.output], cotangent, owned, leaves)
-            expected = by_autograd(self.function, tape, self.trained, cotangent)
+            expected = self.by_autograd(tape, cotangent)
             return agree(gradients, expected, tape)
 
         return self.check_cache.graphs.get(self.cache_key(tape, masks=True), compare)
+
+    def is_faithful(self, tape: Tape, owned: Owners) -> bool:
+        """Return True if difference rules and autograd agree up to rounding.
+
+        In single precision, a value near a kink may fall on the other side of the kink
+        when the module runs again. Large modules have many such values. So if rules and
+        autograd disagree, repeat the test in double precision."""
+        weights = tape.recorded_weights
+        agreed = self.rules_match_autograd(tape, owned)
+        if agreed or all(weight.dtype == torch.float64 for weight in weights.values()):
+            return agreed
+
+        def doubled(value: Any) -> Any:
+            if not isinstance(value, Tensor) or is_integer(value):
+                return value
+            return value.to(torch.complex128 if value.is_complex() else torch.float64)
+
+        try:
+            both = tree_map(doubled, (weights, tape.given))
+            differentiable = tape[tape.output].requires_grad
+            double_tape = record(
+                self.function,
+                *both,
+                differentiable=differentiable,
+                repeats_random=bool(tape.drawn),
+                whole_batch=tape.whole_batch,
+            )
+        except (
+            RuntimeError,
+            Mistake,
+        ) as error:
+            # the module does not run in double precision, for example because one of
+            # its buffers stays in single precision
+            if is_out_of_memory(error):
+                raise
+            return False
+        # Prune both tapes before they are compared. The tape of a compiled program
+        # lacks the operations that no output needs.
+        double_tape = double_tape.pruned()
+        if [entry.op for entry in double_tape.entries] != [
+            entry.op for entry in tape.pruned().entries
+        ]:
+            return False
+        return self.rules_match_autograd(double_tape, owned)
+
+    def rules_match_autograd(self, tape: Tape, owned: Owners) -> bool:
+        """Return True if a random vector-Jacobian product by the difference rules
+        agrees with the same product by autograd. Raise NoRule if a value is nan."""
+        # comparing nan tells nothing about its cause, so first find the operation that
+        # made it
+        if tape.outputs.isnan().any():
+            has_nan = [
+                not is_integer(value) and bool(value.isnan().any())
+                for value in tape.values
+            ]
+            made = (
+                entry.op
+                for entry in tape.entries
+                if any(has_nan[slot] for slot in entry.results)
+            )
+            raise NoRule(
+                f"outputs of the module are not numbers, from {next(made, 'its inputs or weights')} on"
+            )
+        cotangent = random_cotangent(tape)
+        gradients = self.by_autograd(tape, cotangent)
+        if any(gradient.isnan().any() for gradient in gradients.values()):
+            raise NoRule(
+                f"autograd's gradients are not numbers{self.nan_origin(tape, cotangent)}"
+            )
+        replay = Replay(tape, tape, self.trained, owned.constants)
+        values = gradients_at(
+            replay.uses, replay.delta, cotangent, owned, replay.leaves
+        )
+        if any(value.isnan().any() for value in values.values()):
+            raise NoRule(
+                "the difference rules give no numbers, where something infinite cancels"
+            )
+        return agree(values, gradients, tape)
+
+    def nan_origin(self, tape: Tape, cotangent: Float[Tensor, "example out"]) -> str:
+        """Return text that names the operation where autograd's gradients become
+        nan, or an empty string."""
+        try:
+            with (
+                warnings.catch_warnings(action="ignore"),
+                torch.autograd.detect_anomaly(),
+            ):
+                self.by_autograd(tape, cotangent)
+        except RuntimeError as error:
+            if is_out_of_memory(error):
+                raise
+            operation = re.search(
+                r"Function '(\w+?)(?:Backward\d*)?' returned nan", str(error)
+            )
+            if operation:
+                return f", from {operation[1]} on"
+        return ""
+
+    def by_autograd(
+        self, tape: Tape, cotangent: Float[Tensor, "example out"]
+    ) -> Weights:
+        """Return the gradients by autograd through the module itself."""
+        weights, leaves = differentiable_weights(tape, self.trained)
+        # run RNNs unfused, because cuDNN cannot differentiate an RNN in evaluation mode
+        with (
+            torch.enable_grad(),
+            plain_kernels(),
+            unfused(),
+        ):
+            output = columns(self.function, weights, tape.given)
+        if not output.requires_grad:
+            return {name: torch.zeros_like(leaf) for name, leaf in leaves.items()}
+        gradients = torch.autograd.grad(
+            output, list(leaves.values()), cotangent, materialize_grads=True
+        )
+        return dict(zip(leaves, map(dense, gradients), strict=True))
 
     def refuse_dependence(self, tape: Tape) -> None:
         """Raise if examples depend on one another. Run fewer tests if a tape with the
@@ -218,87 +334,6 @@ class Checks:
         return tape.form, digest(tape[slot] for slot in slots)
 
 
-def is_faithful(
-    function: Function, tape: Tape, trained: frozenset[str], owned: Owners
-) -> bool:
-    """Return True if difference rules and autograd agree up to rounding.
-
-    In single precision, a value near a kink may fall on the other side of the kink when
-    the module runs again. Large modules have many such values. So if rules and
-    autograd disagree, repeat the test in double precision."""
-    weights = tape.recorded_weights
-    agreed = rules_match_autograd(function, tape, trained, owned)
-    if agreed or all(weight.dtype == torch.float64 for weight in weights.values()):
-        return agreed
-
-    def doubled(value: Any) -> Any:
-        if not isinstance(value, Tensor) or is_integer(value):
-            return value
-        return value.to(torch.complex128 if value.is_complex() else torch.float64)
-
-    try:
-        both = tree_map(doubled, (weights, tape.given))
-        differentiable = tape[tape.output].requires_grad
-        double_tape = record(
-            function,
-            *both,
-            differentiable=differentiable,
-            repeats_random=bool(tape.drawn),
-            whole_batch=tape.whole_batch,
-        )
-    except (
-        RuntimeError,
-        Mistake,
-    ) as error:
-        # the module does not run in double precision, for example because one of its
-        # buffers stays in single precision
-        if is_out_of_memory(error):
-            raise
-        return False
-    # Prune both tapes before they are compared. The tape of a compiled program lacks
-    # the operations that no output needs.
-    double_tape = double_tape.pruned()
-    if [entry.op for entry in double_tape.entries] != [
-        entry.op for entry in tape.pruned().entries
-    ]:
-        return False
-    return rules_match_autograd(function, double_tape, trained, owned)
-
-
-def rules_match_autograd(
-    function: Function, tape: Tape, trained: frozenset[str], owned: Owners
-) -> bool:
-    """Return True if a random vector-Jacobian product by the difference rules agrees
-    with the same product by autograd. Raise NoRule if a value is nan."""
-    # comparing nan tells nothing about its cause, so first find the operation that made
-    # it
-    if tape.outputs.isnan().any():
-        has_nan = [
-            not is_integer(value) and bool(value.isnan().any()) for value in tape.values
-        ]
-        made = (
-            entry.op
-            for entry in tape.entries
-            if any(has_nan[slot] for slot in entry.results)
-        )
-        raise NoRule(
-            f"outputs of the module are not numbers, from {next(made, 'its inputs or weights')} on"
-        )
-    cotangent = random_cotangent(tape)
-    gradients = by_autograd(function, tape, trained, cotangent)
-    if any(gradient.isnan().any() for gradient in gradients.values()):
-        raise NoRule(
-            f"autograd's gradients are not numbers{nan_origin(function, tape, trained, cotangent)}"
-        )
-    replay = Replay(tape, tape, trained, owned.constants)
-    values = gradients_at(replay.uses, replay.delta, cotangent, owned, replay.leaves)
-    if any(value.isnan().any() for value in values.values()):
-        raise NoRule(
-            "the difference rules give no numbers, where something infinite cancels"
-        )
-    return agree(values, gradients, tape)
-
-
 def gradients_at(
     uses: Sequence[Use],
     output: Tensor,
@@ -312,10 +347,7 @@ def gradients_at(
 
 
 def random_cotangent(tape: Tape) -> Float[Tensor, "example out"]:
-    noise = torch.randn(
-        tape.outputs.shape, generator=stream("faithfulness"), dtype=torch.float64
-    )
-    return noise.to(tape.outputs)
+    return normal(stream("faithfulness"), *tape.outputs.shape).to(tape.outputs)
 
 
 def agree(values: Weights, gradients: Weights, tape: Tape) -> bool:
@@ -333,52 +365,6 @@ def agree(values: Weights, gradients: Weights, tape: Tape) -> bool:
         bool(((values[name] - gradients[name]).abs() <= tape.eps**0.5 * largest).all())
         for name in gradients
     )
-
-
-def nan_origin(
-    function: Function,
-    tape: Tape,
-    trained: frozenset[str],
-    cotangent: Float[Tensor, "example out"],
-) -> str:
-    """Return text that names the operation where autograd's gradients become
-    nan, or an empty string."""
-    try:
-        with warnings.catch_warnings(action="ignore"), torch.autograd.detect_anomaly():
-            by_autograd(function, tape, trained, cotangent)
-    except RuntimeError as error:
-        if is_out_of_memory(error):
-            raise
-        operation = re.search(
-            r"Function '(\w+?)(?:Backward\d*)?' returned nan", str(error)
-        )
-        if operation:
-            return f", from {operation[1]} on"
-        return ""
-    return ""
-
-
-def by_autograd(
-    function: Function,
-    tape: Tape,
-    trained: frozenset[str],
-    cotangent: Float[Tensor, "example out"],
-) -> Weights:
-    """Return the gradients by autograd through the module itself."""
-    weights, leaves = differentiable_weights(tape, trained)
-    # run RNNs unfused, because cuDNN cannot differentiate an RNN in evaluation mode
-    with (
-        torch.enable_grad(),
-        plain_kernels(),
-        unfused(),
-    ):
-        output = columns(function, weights, tape.given)
-    if not output.requires_grad:
-        return {name: torch.zeros_like(leaf) for name, leaf in leaves.items()}
-    gradients = torch.autograd.grad(
-        output, list(leaves.values()), cotangent, materialize_grads=True
-    )
-    return dict(zip(leaves, map(dense, gradients), strict=True))
 
 
 def differentiable_weights(

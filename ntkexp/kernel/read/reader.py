@@ -93,26 +93,20 @@ class Reader:
     def record(self, weights: Weights, inputs: Inputs) -> Tape:
         """Run the function once and return its tape,
         which can be read any number of times."""
-        if self.programs is None:
-            return record(
-                self.function,
-                weights,
-                inputs,
-                differentiable=True,
-                repeats_random=self.repeats_random,
-                whole_batch=self.whole_batch,
+        # compiled programs draw no random numbers
+        if self.programs is not None and not self.repeats_random:
+            return self.programs.record(
+                self.function, weights, inputs, whole_batch=self.whole_batch
             )
-        if self.repeats_random:  # compiled programs draw no random numbers
-            return record(
-                self.function,
-                weights,
-                inputs,
-                repeats_random=True,
-                whole_batch=self.whole_batch,
-            ).pruned()
-        return self.programs.record(
-            self.function, weights, inputs, whole_batch=self.whole_batch
+        tape = record(
+            self.function,
+            weights,
+            inputs,
+            differentiable=self.programs is None,
+            repeats_random=self.repeats_random,
+            whole_batch=self.whole_batch,
         )
+        return tape if self.programs is None else tape.pruned()
 
     def tangent(self, tape: Tape, chosen: Sequence[int] | None = None) -> Jacobian:
         """Return J(θ; x) of all outputs or the chosen ones."""
@@ -145,9 +139,54 @@ class Reader:
     def one_by_one(self, tape: Tape, chosen: Sequence[int] | None = None) -> Jacobian:
         """Return J(θ; x) by one back-propagation for every example and output. This
         works for all operations."""
-        return jacobian_one_by_one(
-            self.function, tape, self.trained, Mixtures.of(tape, chosen).columns
+        return self.mixed_one_by_one(tape, Mixtures.of(tape, chosen).columns)
+
+    def mixed_one_by_one(
+        self, tape: Tape, mixtures: Float[Tensor, "mixture example out"]
+    ) -> Jacobian:
+        """Return the tangent Jacobian of weighted sums of outputs (mixtures), by one
+        backward pass for each example and mixture. This works for any module, and is
+        slow.
+
+        Run every example alone. If its outputs alone and in the batch differ, the
+        module couples examples: raise Mistake. If the module needs its whole batch, run
+        all examples each time instead.
+        """
+        weights, leaves = differentiable_weights(tape, self.trained)
+        rows: dict[str, list[Tensor]] = {name: [] for name in leaves}
+        together = tape.outputs
+        alone = Trial(self.function, tape, tape.recorded_weights, together)
+        for k in range(len(together)):
+            this = slice(k, k + 1)
+            with torch.enable_grad():
+                outputs = columns(
+                    self.function,
+                    weights,
+                    tape.given if tape.needs_whole_batch else part(tape.given, this),
+                )
+            output = outputs[this] if tape.needs_whole_batch else outputs
+            alone.refuse_coupling(output.detach(), together[this], tape.given, together)
+            if not output.requires_grad:
+                raise Mistake(
+                    "the outputs depend on no parameter that requires gradients, so the tangent "
+                    "kernel is zero"
+                )
+            for mixture in mixtures[:, this]:
+                gradients = torch.autograd.grad(
+                    output,
+                    list(leaves.values()),
+                    mixture,
+                    retain_graph=True,
+                    materialize_grads=True,
+                )
+                for name, gradient in zip(leaves, gradients, strict=True):
+                    rows[name].append(dense(gradient).flatten())
+        shape = (len(together), len(mixtures), -1)
+        blocks = tuple(
+            Rows(torch.stack(gradients_of).view(shape), name)
+            for name, gradients_of in rows.items()
         )
+        return Jacobian(blocks, len(together), len(mixtures))
 
     def weighted(
         self,
@@ -166,20 +205,14 @@ class Reader:
             if self.programs is not None:
                 return self.by_program(tape, tape, mixture, as_copies=as_copies)
             return assemble(self.pulled_back(tape, mixture), as_copies=as_copies)
-        except Unfaithful:
+        except NoRule as error:
             # record again without programs, because autograd cannot differentiate a
             # tape from a program
-            if self.programs is not None:
+            if isinstance(error, Unfaithful) and self.programs is not None:
                 plain = replace(self, programs=None)
                 plain_tape = plain.record(tape.recorded_weights, tape.given)
                 return plain.weighted(plain_tape, output_gradient)
-            return jacobian_one_by_one(
-                self.function, tape, self.trained, mixture.columns
-            )
-        except NoRule:
-            return jacobian_one_by_one(
-                self.function, tape, self.trained, mixture.columns
-            )
+            return self.mixed_one_by_one(tape, mixture.columns)
 
     def applied(self, tape: Tape, weights: Weights) -> Float[Tensor, "example out"]:
         """Return J(θ; x)v for a vector v in the shape of the weights, by one forward
@@ -301,56 +334,6 @@ class Reader:
         return closures
 
 
-def jacobian_one_by_one(
-    function: Function,
-    tape: Tape,
-    trained: frozenset[str],
-    mixtures: Float[Tensor, "mixture example out"],
-) -> Jacobian:
-    """Return the tangent Jacobian of weighted sums of outputs (mixtures), by one
-    backward pass for each example and mixture. This works for any module, and is slow.
-
-    Run every example alone. If its outputs alone and in the batch differ, the module
-    couples examples: raise Mistake. If the module needs its whole batch,
-    run all examples each time instead.
-    """
-    weights, leaves = differentiable_weights(tape, trained)
-    rows: dict[str, list[Tensor]] = {name: [] for name in leaves}
-    together = tape.outputs
-    alone = Trial(function, tape, tape.recorded_weights, together)
-    for k in range(len(together)):
-        this = slice(k, k + 1)
-        with torch.enable_grad():
-            outputs = columns(
-                function,
-                weights,
-                tape.given if tape.needs_whole_batch else part(tape.given, this),
-            )
-        output = outputs[this] if tape.needs_whole_batch else outputs
-        alone.refuse_coupling(output.detach(), together[this], tape.given, together)
-        if not output.requires_grad:
-            raise Mistake(
-                "the outputs depend on no parameter that requires gradients, so the tangent "
-                "kernel is zero"
-            )
-        for mixture in mixtures[:, this]:
-            gradients = torch.autograd.grad(
-                output,
-                list(leaves.values()),
-                mixture,
-                retain_graph=True,
-                materialize_grads=True,
-            )
-            for name, gradient in zip(leaves, gradients, strict=True):
-                rows[name].append(dense(gradient).flatten())
-    shape = (len(together), len(mixtures), -1)
-    blocks = tuple(
-        Rows(torch.stack(gradients_of).view(shape), name)
-        for name, gradients_of in rows.items()
-    )
-    return Jacobian(blocks, len(together), len(mixtures))
-
-
 # The functions below estimate the cost of a kernel of many examples from `some`, the
 # Jacobian of a few examples with one block for each use.
 
@@ -366,7 +349,7 @@ def kernel_bytes(some: Jacobian, query: int, train: int) -> float:
     """Return the memory in bytes for a kernel of examples like those in `some`. It
     includes the Jacobians and their products."""
     bytes_each = some.blocks[0].numbers.element_size() if some.blocks else 0
-    factors, length = factored_sizes(some, query, train)
+    factors, _, length = factored_sizes(some, query, train)
     rows = length * (query + train) * some.outputs
     made = max((size.numbers for size in factors.values()), default=0)
     held = some.nbytes / some.examples * (query + train)
@@ -375,9 +358,9 @@ def kernel_bytes(some: Jacobian, query: int, train: int) -> float:
 
 def factored_sizes(
     some: Jacobian, query: int, train: int
-) -> tuple[dict[Key, Sizes], int]:
-    """Return the sizes of the weights whose gradients may stay in factored form, and the
-    number of elements of all other parameters."""
+) -> tuple[dict[Key, Sizes], set[str], int]:
+    """Return the sizes of the weights whose gradients may stay in factored form, the
+    names of these weights, and the number of elements of all other parameters."""
     sizes_of = exclusive_keys(some, some)
     factors = {
         key: replace(size, query=query, train=train)
@@ -385,9 +368,8 @@ def factored_sizes(
         if size is not None
     }
     factored = {view.name for key in factors for view in key if isinstance(view, View)}
-    return factors, sum(
-        size for name, size in some.extents.items() if name not in factored
-    )
+    others = [size for name, size in some.extents.items() if name not in factored]
+    return factors, factored, sum(others)
 
 
 def kernel_operations(some: Jacobian, query: int, train: int) -> float:
@@ -395,8 +377,7 @@ def kernel_operations(some: Jacobian, query: int, train: int) -> float:
     kernel is between `query` examples and themselves, and
     only half of it is computed."""
     other = train or query
-    factors, length = factored_sizes(some, query, other)
-    factored = {view.name for key in factors for view in key if isinstance(view, View)}
+    factors, factored, length = factored_sizes(some, query, other)
     products = length * some.outputs**2 * query * other
     made = sum(
         row_operations(block)

@@ -38,7 +38,7 @@ from ntkexp.kernel.record.tape import (
 from ntkexp.kernel.record.taping import columns, is_out_of_memory
 from ntkexp.mistake import Mistake, first_line
 from ntkexp.shapes import Function, Inputs, Weights
-from ntkexp.stream import stream
+from ntkexp.stream import normal, stream
 from ntkexp.text import short
 
 COUPLED = (
@@ -62,21 +62,9 @@ CHANGING = (
     "for a state that it keeps between calls"
 )
 
-SUM_OPERATIONS = frozenset(
-    {
-        "add",
-        "sub",
-        "rsub",
-        "neg",
-        "mul",
-        "div",
-        "view",
-        "_unsafe_view",
-        "expand",
-        "squeeze",
-        "unsqueeze",
-    }
-)
+SUM_OPERATIONS = """
+    add sub rsub neg mul div view _unsafe_view expand squeeze unsqueeze
+"""
 """Sums, products and views. The rounding error of their result may be as large as the
 rounding error of an argument."""
 
@@ -344,7 +332,9 @@ class Trial:
         f(θ) − f(θ₀)."""
         reached = {self.tape.output}
         for entry in reversed(self.tape.entries):
-            if entry.name in SUM_OPERATIONS and not reached.isdisjoint(entry.results):
+            if entry.name in SUM_OPERATIONS.split() and not reached.isdisjoint(
+                entry.results
+            ):
                 reached.update(entry.slots)
         terms = [self.tape[slot].detach() for slot in reached]
         return max(
@@ -391,7 +381,7 @@ class Trial:
                     if weight.dim()
                     else 1.0
                 )
-                draw = torch.randn(weight.shape, generator=noise, dtype=torch.float64)
+                draw = normal(noise, *weight.shape)
                 moved[name] = weight + 0.1 * size * draw.to(weight)
         trial = replace(self, weights=moved)
         outputs = trial.run_or_none(self.tape.given)
@@ -429,9 +419,7 @@ def with_noise(
     """
     if not tensor.is_floating_point():
         return tensor
-    drawn = torch.randn(tensor.shape, generator=generator, dtype=torch.float64).to(
-        tensor
-    )
+    drawn = normal(generator, *tensor.shape).to(tensor)
     relative = torch.finfo(tensor.dtype).eps if size is None else size
     return tensor * (1 + relative * drawn)
 

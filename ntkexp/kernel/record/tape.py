@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch._ops import OpOverload
 from torch.nn.utils.rnn import PackedSequence
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from ntkexp.mistake import Mistake
 from ntkexp.shapes import Inputs, Weights
@@ -64,8 +64,6 @@ def refuse_packed(inputs: object) -> None:
 
 
 def map_tensors(function: Callable[[Tensor], Tensor], inputs: Inputs) -> Inputs:
-    if isinstance(inputs, Tensor):
-        return function(inputs)
     result: Inputs = tree_map(
         lambda leaf: function(leaf) if isinstance(leaf, Tensor) else leaf, inputs
     )
@@ -82,8 +80,7 @@ def part(inputs: Inputs, where: slice) -> Inputs:
 
 
 def tensors(inputs: Inputs) -> list[Tensor]:
-    leaves = [inputs] if isinstance(inputs, Tensor) else tree_flatten(inputs)[0]
-    return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    return [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
 
 
 def examples(inputs: Inputs) -> int:
@@ -215,13 +212,8 @@ class Entry:
 
     @cached_property
     def slots(self) -> tuple[Slot, ...]:
-        return tuple(
-            [
-                leaf
-                for leaf in leaves((self.args, *self.kwargs.values()))
-                if isinstance(leaf, Slot)
-            ]
-        )
+        arguments = leaves((self.args, *self.kwargs.values()))
+        return tuple([leaf for leaf in arguments if isinstance(leaf, Slot)])
 
 
 def reached(entries: Iterable[Entry], start: Iterable[Slot]) -> frozenset[Slot]:
@@ -278,14 +270,8 @@ class Tape:
     @cached_property
     def inputs(self) -> tuple[Slot, ...]:
         """The slots of the input tensors and of random numbers."""
-        return (
-            *(
-                leaf
-                for leaf in tree_flatten(self.arguments)[0]
-                if isinstance(leaf, Slot)
-            ),
-            *self.drawn,
-        )
+        given = [leaf for leaf in tree_leaves(self.arguments) if isinstance(leaf, Slot)]
+        return (*given, *self.drawn)
 
     @property
     def given(self) -> Inputs:
@@ -447,8 +433,17 @@ class Tape:
 
 
 OF_A_PROGRAM = (
-    *("structure", "form", "program", "nbytes", "inputs", "made", "is_complex"),
-    *("outside", "constants", "from_inputs", "from_weights"),
+    "structure",
+    "form",
+    "program",
+    "nbytes",
+    "inputs",
+    "made",
+    "is_complex",
+    "outside",
+    "constants",
+    "from_inputs",
+    "from_weights",
 )
 """Properties that are equal for all tapes with the same digest `program`."""
 

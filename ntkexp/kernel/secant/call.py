@@ -572,17 +572,20 @@ def tree_reduce(value: Ends, pair: Callable[[Ends, Ends], Ends]) -> Ends:
         half = n // 2
         made = pair(value[..., :half], value[..., half : 2 * half])
         if n % 2:  # the last value has no partner
-            parts = (
-                (made.start, value.start),
-                (made.end, value.end),
-                (made.change, value.change),
-            )
-            start, end, delta = (
-                torch.cat([one, whole[..., -1:]], dim=-1) for one, whole in parts
-            )
-            made = Ends(start, end, delta)
+            made = concatenated(made, value[..., -1:])
         value = made
     return value[..., 0]
+
+
+def concatenated(first: Ends, second: Ends) -> Ends:
+    """Concatenate two values and their differences along the last axis."""
+    parts = (
+        (first.start, second.start),
+        (first.end, second.end),
+        (first.change, second.change),
+    )
+    start, end, delta = (torch.cat(part, -1) for part in parts)
+    return Ends(start, end, delta)
 
 
 def merge_axes(value: Ends, dims: int | list[int] | tuple[int, ...]) -> Ends:

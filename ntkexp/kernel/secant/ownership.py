@@ -37,7 +37,7 @@ from ntkexp.kernel.secant.call import NoRule
 from ntkexp.kernel.secant.replay import Replay
 from ntkexp.kernel.secant.uses import Element, Trained, Use, rows_of
 from ntkexp.mistake import Mistake
-from ntkexp.stream import stream
+from ntkexp.stream import normal, stream
 
 # relative tolerance for a ratio of two sums of positive terms to be an integer
 INTEGER_TOLERANCE = 1e-6
@@ -85,11 +85,9 @@ def owners(tape: Tape, trained: frozenset[str]) -> Owners:
         for slot, name in tape.weights.items()
         if name in trained
     }
-    for entry in tape.entries:
-        if divides_by_frequency(entry):
-            for name in (
-                name for name, made in tables.items() if entry.args[0] in made
-            ):
+    for entry in filter(divides_by_frequency, tape.entries):
+        for name, made in tables.items():
+            if entry.args[0] in made:
                 raise Mistake(
                     f"the gradient of '{name}' is divided by the frequency of each row "
                     "in the batch (scale_grad_by_freq=True), so the gradient of an "
@@ -178,9 +176,7 @@ def owners_hold(
     taps = [use.tap for use in uses]
     if not taps or not match_uses(uses, owned):
         return False
-    draw = torch.randn(
-        output.shape, generator=stream("ownership"), dtype=torch.float64
-    ).to(output)
+    draw = normal(stream("ownership"), *output.shape).to(output)
     count = torch.arange(1.0, examples + 1, dtype=draw.dtype, device=draw.device)[
         :, None
     ]
@@ -294,23 +290,11 @@ def drop_expanded_axes(owner: Int[Tensor, "..."]) -> Int[Tensor, "..."]:
 ROW_READS = ("embedding", "gather", "index", "index_select", "take")
 # operations that also return integers, such as pivots. The difference rules do not use
 # these integers.
-UNUSED_INTEGERS = (
-    *(
-        "_linalg_det",
-        "_linalg_slogdet",
-        "_linalg_solve_ex",
-        "linalg_cholesky_ex",
-        "linalg_inv_ex",
-    ),
-    *(
-        "adaptive_max_pool2d",
-        "adaptive_max_pool3d",
-        "max",
-        "max_pool2d_with_indices",
-        "max_pool3d_with_indices",
-        "min",
-    ),
-)
+UNUSED_INTEGERS = """
+    _linalg_det _linalg_slogdet _linalg_solve_ex linalg_cholesky_ex linalg_inv_ex
+    adaptive_max_pool2d adaptive_max_pool3d max max_pool2d_with_indices
+    max_pool3d_with_indices min
+"""
 
 
 @dataclass(frozen=True)
@@ -357,5 +341,5 @@ def routing_slots(tape: Tape, entry: Entry, read: set[Slot]) -> Iterator[Slot]:
         yield from (slot for slot in entry.slots if is_integer(tape[slot]))
     # integer results, if another result is a used value
     is_used = any(slot in read and not is_integer(tape[slot]) for slot in entry.results)
-    if is_used and entry.name not in UNUSED_INTEGERS:
+    if is_used and entry.name not in UNUSED_INTEGERS.split():
         yield from (slot for slot in entry.results if is_integer(tape[slot]))

@@ -33,7 +33,7 @@ from ntkexp.kernel.record.tape import Entry, Slot, Tape, is_integer
 from ntkexp.kernel.record.taping import is_out_of_memory
 from ntkexp.kernel.secant.call import Call, ChoiceChanged, NoRule, ReplayState
 from ntkexp.kernel.secant.rules import COMPLEX, RULES
-from ntkexp.kernel.secant.uses import Trained, Use
+from ntkexp.kernel.secant.uses import Trained
 from ntkexp.shapes import Weights
 
 
@@ -67,6 +67,8 @@ class Replay:
             coefficient_noise,
             pullback_only,
         )
+        self.uses = state.uses
+        self.leaves = state.leaves  # Δθ of the trained weights
         self.unknown: dict[
             Slot, NoRule
         ] = {}  # the reason for each result that has no difference
@@ -82,15 +84,6 @@ class Replay:
             raise self.unknown[start.output]
         zero = torch.zeros_like(start[start.output], requires_grad=True)
         self.delta = state.deltas.get(start.output, zero)
-
-    @property
-    def uses(self) -> list[Use]:
-        return self.state.uses
-
-    @property
-    def leaves(self) -> Weights:
-        """Δθ of the trained weights."""
-        return self.state.leaves
 
     def pullback(
         self, cotangent: Tensor, *, retain_graph: bool = False

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import torch
 
-from ntkexp.capacity import MemoryBudget
+from ntkexp.capacity import MemoryBudget, split_range
 from ntkexp.covariance.covariance import Covariance
 from ntkexp.covariance.pairs import Pairs
 from ntkexp.layer import base
@@ -42,7 +42,6 @@ from ntkexp.limit.network import (
     Side,
     finite,
     kernels_of,
-    slices_of,
     symmetric,
 )
 
@@ -178,8 +177,8 @@ def sub_blocks(left: Side, right: Side, size: int, same: bool) -> list[SubBlock]
     omit sub-blocks below the diagonal."""
     return [
         (row, column)
-        for row in slices_of(len(left.x), size)
-        for column in slices_of(len(right.x), size)
+        for row in split_range(0, len(left.x), size)
+        for column in split_range(0, len(right.x), size)
         if not same or column.start >= row.start
     ]
 
@@ -246,7 +245,7 @@ def kernels_of_vectors(
         return largest_exponent
 
     largest = 0
-    for strip in slices_of(len(left.x), len(products)):
+    for strip in split_range(0, len(left.x), len(products)):
         # ⟨x, x′⟩/d for the rows of the strip
         first = strip.start if same else 0
         rows = strip.stop - strip.start

@@ -26,12 +26,13 @@ from ntkexp.kernel.secant.call import (
     NoRule,
     Rule,
     apply_linear,
+    concatenated,
     merge_axes,
     on_shared_vector,
     sum_terms,
     tree_reduce,
 )
-from ntkexp.kernel.secant.rules.elementwise import sigmoid
+from ntkexp.kernel.secant.rules.elementwise import applied, sigmoid
 
 
 def multiply(
@@ -45,6 +46,15 @@ def multiply(
             factor = call.mean(other) if isinstance(other, Ends) else other
             terms.append(call.delta(value, shape, factor))
     return sum_terms(terms, shape)
+
+
+def product_of(call: Call, left: Ends, right: Ends) -> Ends:
+    """Return ab at both ends, with its difference, for two values with broadcasting."""
+    start = left.start * right.start
+    varies = left.delta is not None or right.delta is not None
+    delta = multiply(call, left, right, start.shape) if varies else None
+    from_inputs = left.from_inputs or right.from_inputs
+    return Ends(start, left.end * right.end, delta, from_inputs=from_inputs)
 
 
 def add_scaled(of_two: Callable[..., Tensor], call: Call) -> Tensor:
@@ -64,13 +74,10 @@ def prod(call: Call) -> Tensor:
     axis. Elements may be zero, so apply the product rule to pairs of elements, then to
     pairs of products, and so on."""
 
-    def pair(left: Ends, right: Ends) -> Ends:
-        delta = multiply(call, left, right, left.start.shape)
-        return Ends(left.start * right.start, left.end * right.end, delta)
-
     value, *dims = call.args
     return tree_reduce(
-        merge_axes(call.expanded(value), dims[0] if dims else []), pair
+        merge_axes(call.expanded(value), dims[0] if dims else []),
+        partial(product_of, call),
     ).change.reshape(call.start.shape)
 
 
@@ -86,20 +93,8 @@ def cumprod(call: Call) -> Tensor:
     length = products.start.shape[-1]
     while distance < length:
         early = products[..., : length - distance]
-        late = products[..., distance:]
-        made = Ends(
-            early.start * late.start,
-            early.end * late.end,
-            multiply(call, early, late, late.start.shape),
-        )
-        first = products[..., :distance]
-        parts = (
-            (first.start, made.start),
-            (first.end, made.end),
-            (first.change, made.change),
-        )
-        start, end, delta = (torch.cat(pair, -1) for pair in parts)
-        products = Ends(start, end, delta)
+        late = product_of(call, early, products[..., distance:])
+        products = concatenated(products[..., :distance], late)
         distance *= 2
     return products.change.movedim(-1, dim)
 
@@ -111,8 +106,7 @@ def glu(call: Call) -> Tensor:
     dim = call.arguments["dim"]
     left = value.view(lambda v: v.chunk(2, dim)[0])
     right = value.view(lambda v: v.chunk(2, dim)[1])
-    moved = call.slope(right, sigmoid) * right.change
-    gate = Ends(right.start.sigmoid(), right.end.sigmoid(), moved)
+    gate = applied(call, right, torch.sigmoid, sigmoid)
     return multiply(call, left, gate, call.start.shape)
 
 
@@ -241,19 +235,11 @@ def trilinear(call: Call) -> Tensor:
         raise NoRule(
             "a sum of products of three tensors that is not that of nn.Bilinear"
         )
-    a = left[:, :, None]
-    c = right[:, None, :]
-    start = a.start * c.start
-    end = a.end * c.end
-    varies = a.delta is not None or c.delta is not None
-    delta = multiply(call, a, c, start.shape).flatten(1) if varies else None
-    pairs = Ends(
-        start.flatten(1),
-        end.flatten(1),
-        delta,
-        from_inputs=a.from_inputs or c.from_inputs,
+    pairs = product_of(call, left[:, :, None], right[:, None, :])
+    return call.product(
+        pairs.view(lambda v: v.flatten(1)),
+        weight.view(lambda v: v.reshape(len(v), -1).t()),
     )
-    return call.product(pairs, weight.view(lambda v: v.reshape(len(v), -1).t()))
 
 
 MATRICES: dict[str, Rule] = {

@@ -26,10 +26,11 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from ntkexp.kernel.secant.call import Call, Ends, Rule, sum_terms
-from ntkexp.kernel.secant.rules.bilinear import multiply
+from ntkexp.kernel.secant.rules.bilinear import multiply, product_of
 from ntkexp.kernel.secant.rules.elementwise import (
     absolute,
-    elementwise,
+    applied,
+    elementwise_of_call,
     exp2,
     exponential,
     log_slope,
@@ -183,7 +184,7 @@ def raised(call: Call) -> Tensor:
             lambda z0, z1, base: exponential(base, z0, z1),
             call,
         )
-    return elementwise(power, call)
+    return elementwise_of_call(power, call)
 
 
 def loss_of_gap(call: Call) -> Tensor:
@@ -237,8 +238,8 @@ def cross_entropy_of_logits(call: Call) -> Tensor:
     """Return the difference of w [(1 − y) log(1 + eᶻ) + p y log(1 + e⁻ᶻ)], for a logit
     z. The labels y and the weights w and p may change in the step too."""
     z = call.expanded(call.args[0], call.args[0].start.shape)
-    if_zero = of_numbers(call, z, lambda v: -logsigmoid(-v), softplus_slope)
-    if_one = of_numbers(
+    if_zero = applied(call, z, lambda v: -logsigmoid(-v), softplus_slope)
+    if_one = applied(
         call, z, lambda v: -logsigmoid(v), lambda z0, z1: -softplus_slope(-z0, -z1)
     )
     return weighted_entropy(call, if_zero, if_one, call.arguments["pos_weight"])
@@ -248,15 +249,9 @@ def cross_entropy_of_probabilities(call: Call) -> Tensor:
     """Return the difference of −w [(1 − y) log(1 − x) + y log x]. Each logarithm is at
     least −100, since x may be 0 or 1."""
     x = call.expanded(call.args[0], call.args[0].start.shape)
-    rest = Ends(
-        1 - x.start,
-        1 - x.end,
-        None if x.delta is None else -x.delta,
-        from_inputs=x.from_inputs,
-    )
     if_zero, if_one = (
-        of_numbers(call, v, lambda v: -v.log().clamp(min=LOWEST), bounded_log_slope)
-        for v in (rest, x)
+        applied(call, v, lambda v: -v.log().clamp(min=LOWEST), bounded_log_slope)
+        for v in (complement(x), x)
     )
     return weighted_entropy(call, if_zero, if_one, None)
 
@@ -272,18 +267,10 @@ def bounded_log_slope(x0: Tensor, x1: Tensor) -> Tensor:
     )
 
 
-def of_numbers(
-    call: Call,
-    value: Ends,
-    function: Callable[[Tensor], Tensor],
-    slope: Callable[[Tensor, Tensor], Tensor],
-) -> Ends:
-    """Return σ(v) at the start and the end, with its difference D · Δv (σ:
-    `function`, D: `slope`)."""
-    delta = None if value.delta is None else call.slope(value, slope) * value.delta
-    return Ends(
-        function(value.start), function(value.end), delta, from_inputs=value.from_inputs
-    )
+def complement(value: Ends) -> Ends:
+    """Return 1 − v."""
+    delta = None if value.delta is None else -value.delta
+    return Ends(1 - value.start, 1 - value.end, delta, from_inputs=value.from_inputs)
 
 
 def weighted_entropy(
@@ -294,27 +281,18 @@ def weighted_entropy(
     (`positive`) are weights. The reduction may be none, mean or sum."""
     shape = call.args[0].start.shape
 
-    def times(left: Ends, right: Ends) -> Ends:
-        varies = left.delta is not None or right.delta is not None
-        delta = multiply(call, left, right, left.start.shape) if varies else None
-        return Ends(left.start * right.start, left.end * right.end, delta)
-
     y = call.expanded(call.args[1], shape)
     weight = call.arguments["weight"]
-    other = Ends(
-        1 - y.start,
-        1 - y.end,
-        None if y.delta is None else -y.delta,
-        from_inputs=y.from_inputs,
-    )
-    y = y if positive is None else times(y, call.expanded(positive, shape))
-    terms = [times(other, if_zero), times(y, if_one)]
+    other = complement(y)
+    if positive is not None:
+        y = product_of(call, y, call.expanded(positive, shape))
+    terms = [product_of(call, other, if_zero), product_of(call, y, if_one)]
     delta = sum_terms(
         [term.delta for term in terms if term.delta is not None], y.start.shape
     )
     if weight is not None:
         loss = Ends(terms[0].start + terms[1].start, terms[0].end + terms[1].end, delta)
-        delta = times(loss, call.expanded(weight, shape)).change
+        delta = product_of(call, loss, call.expanded(weight, shape)).change
     return reduce_loss(delta, call.arguments["reduction"])
 
 

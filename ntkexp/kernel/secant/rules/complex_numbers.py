@@ -21,8 +21,10 @@ from ntkexp.kernel.secant.call import Call, Ends, NoRule, Rule, real_part, sum_t
 from ntkexp.kernel.secant.rules import bilinear, choice, linear
 from ntkexp.kernel.secant.rules.binary import angle_by_height, angle_by_width, average
 from ntkexp.kernel.secant.rules.elementwise import (
+    applied,
     cos,
     elementwise,
+    elementwise_of_call,
     quotient,
     reciprocal,
     sin,
@@ -46,13 +48,7 @@ def polar(call: Call) -> Tensor:
     size, angle = call.expanded_pair()
     terms = []
     for slope, function in ((cos, torch.cos), (sin, torch.sin)):
-        delta = None if angle.delta is None else call.slope(angle, slope) * angle.delta
-        turned = Ends(
-            function(angle.start),
-            function(angle.end),
-            delta,
-            from_inputs=angle.from_inputs,
-        )
+        turned = applied(call, angle, function, slope)
         terms.append(bilinear.multiply(call, size, turned, call.start.shape))
     return torch.complex(*terms)
 
@@ -119,7 +115,7 @@ def direction(call: Call) -> Tensor:
     return bilinear.divide(call, call.expanded(value), size, call.start.shape)
 
 
-def exp(call: Call, z0: Tensor, z1: Tensor) -> Tensor:
+def exp(z0: Tensor, z1: Tensor) -> Tensor:
     """Return the slope of eᶻ: e^z₊ (1 − e^−d)/d with d = z₊ − z₋. z₊ is z₀ or z₁,
     whichever has the larger real part, so that e^−d does not overflow."""
     ahead = real_part(z1 - z0, 0) >= 0
@@ -214,8 +210,8 @@ COMPLEX: dict[str, Rule] = {
     "mm": lambda call: mm(call, *call.args),
     "mv": lambda call: mm(call, call.args[0], call.args[1][:, None])[:, 0],
     "polar": polar,
-    "pow": partial(elementwise, power),
-    "reciprocal": partial(elementwise, lambda _, z0, z1: reciprocal(z0, z1)),
+    "pow": partial(elementwise_of_call, power),
+    "reciprocal": partial(elementwise, reciprocal),
     "sgn": direction,
 }
 """The rules of operations that take or return complex numbers."""

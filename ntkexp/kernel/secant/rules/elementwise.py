@@ -20,8 +20,11 @@ from torch.utils._pytree import tree_map
 
 from ntkexp.kernel.secant.call import Call, Ends, NoRule, Rule, sum_terms
 
-Slope: TypeAlias = Callable[[Call, Tensor, Tensor], Tensor]
 Function: TypeAlias = Callable[[Tensor], Tensor]
+Slope: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+"""The slope of a function between z₀ and z₁."""
+SlopeOfCall: TypeAlias = Callable[[Call, Tensor, Tensor], Tensor]
+"""A slope that also depends on the other arguments of the operation."""
 
 # three nodes of Gauss quadrature on [−1, 1], as pairs (n_k, w_k) of a node and its
 # weight. The weights sum to one.
@@ -273,12 +276,35 @@ def softplus(call: Call, z0: Tensor, z1: Tensor) -> Tensor:
 
 
 SLOPES: dict[str, Slope] = {
-    "abs": lambda _, z0, z1: absolute(z0, z1),
+    "abs": absolute,
+    "cos": cos,
+    "erf": erf,
+    "exp": log_mean,
+    "exp2": exp2,
+    "log": lambda z0, z1: log_slope(z0, z1, z1 - z0),
+    "log10": lambda z0, z1: log_slope(z0, z1, z1 - z0) / ln(10),
+    "log1p": lambda z0, z1: log_slope(1 + z0, 1 + z1, z1 - z0),
+    "log2": lambda z0, z1: log_slope(z0, z1, z1 - z0) / ln(2),
+    "log_sigmoid_forward": lambda z0, z1: softplus_slope(-z0, -z1),  # −log(1 + e⁻ᶻ)
+    "reciprocal": reciprocal,
+    "relu": relu,
+    "rsqrt": rsqrt,
+    "sigmoid": sigmoid,
+    # s̄ + m · D_sigmoid: the product rule Δ(zs) = s̄ Δz + z̄ Δs
+    "silu": lambda z0, z1: (
+        (torch.sigmoid(z0) + torch.sigmoid(z1)) / 2 + (z0 + z1) / 2 * sigmoid(z0, z1)
+    ),
+    "sin": sin,
+    # 1/(√z₀ + √z₁), and 0 if z₀ = z₁ = 0 (autograd gives infinity)
+    "sqrt": lambda z0, z1: quotient(torch.ones_like(z0), z0.sqrt() + z1.sqrt(), 0.0),
+    "tanh": tanh,
+}
+
+SLOPES_OF_CALLS: dict[str, SlopeOfCall] = {
     # ELU of z/α, times α. In single precision, torch differentiates it with 1/α.
     "celu": lambda call, z0, z1: exponential_below(
         z0, z1, call.arguments["alpha"], 1.0, 1 / call.arguments["alpha"]
     ),
-    "cos": lambda _, z0, z1: cos(z0, z1),
     "elu": lambda call, z0, z1: exponential_below(
         z0,
         z1,
@@ -286,34 +312,14 @@ SLOPES: dict[str, Slope] = {
         call.arguments["scale"],
         call.arguments["input_scale"],
     ),
-    "erf": lambda _, z0, z1: erf(z0, z1),
-    "exp": lambda _, z0, z1: log_mean(z0, z1),
-    "exp2": lambda _, z0, z1: exp2(z0, z1),
     "gelu": gelu,
     # the function is a z + (1 − a) relu(z), so the slope is a + (1 − a) D_relu
     "leaky_relu": lambda call, z0, z1: (
         call.arguments["negative_slope"]
         + (1 - call.arguments["negative_slope"]) * relu(z0, z1)
     ),
-    "log": lambda _, z0, z1: log_slope(z0, z1, z1 - z0),
-    "log10": lambda _, z0, z1: log_slope(z0, z1, z1 - z0) / ln(10),
-    "log1p": lambda _, z0, z1: log_slope(1 + z0, 1 + z1, z1 - z0),
-    "log2": lambda _, z0, z1: log_slope(z0, z1, z1 - z0) / ln(2),
-    "log_sigmoid_forward": lambda _, z0, z1: softplus_slope(-z0, -z1),  # −log(1 + e⁻ᶻ)
     "pow": power,
-    "reciprocal": lambda _, z0, z1: reciprocal(z0, z1),
-    "relu": lambda _, z0, z1: relu(z0, z1),
-    "rsqrt": lambda _, z0, z1: rsqrt(z0, z1),
-    "sigmoid": lambda _, z0, z1: sigmoid(z0, z1),
-    # s̄ + m · D_sigmoid: the product rule Δ(zs) = s̄ Δz + z̄ Δs
-    "silu": lambda _, z0, z1: (
-        (torch.sigmoid(z0) + torch.sigmoid(z1)) / 2 + (z0 + z1) / 2 * sigmoid(z0, z1)
-    ),
-    "sin": lambda _, z0, z1: sin(z0, z1),
     "softplus": softplus,
-    # 1/(√z₀ + √z₁), and 0 if z₀ = z₁ = 0 (autograd gives infinity)
-    "sqrt": lambda _, z0, z1: quotient(torch.ones_like(z0), z0.sqrt() + z1.sqrt(), 0.0),
-    "tanh": lambda _, z0, z1: tanh(z0, z1),
 }
 
 DERIVATIVES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -340,7 +346,21 @@ def elementwise(slope: Slope, call: Call) -> Tensor:
         return call.slope(value, lambda z, _: derivative(z, call.start)) * call.delta(
             value
         )
-    return call.slope(value, partial(slope, call)) * call.delta(value)
+    return call.slope(value, slope) * call.delta(value)
+
+
+def elementwise_of_call(slope: SlopeOfCall, call: Call) -> Tensor:
+    """Return Δσ = D · Δz for a slope D that depends on other arguments."""
+    return elementwise(partial(slope, call), call)
+
+
+def applied(call: Call, value: Ends, function: Function, slope: Slope) -> Ends:
+    """Return σ(v) at the start and the end, with its difference D · Δv (σ:
+    `function`, D: `slope`)."""
+    delta = None if value.delta is None else call.slope(value, slope) * value.delta
+    return Ends(
+        function(value.start), function(value.end), delta, from_inputs=value.from_inputs
+    )
 
 
 # The functions σ below have no closed form for the slope D. A break is a kink or a
@@ -500,10 +520,10 @@ ANALYTIC: dict[str, tuple[float, ...]] = {
 }
 PIECEWISE = "ceil floor frac hardshrink hardsigmoid hardtanh round sgn sign softshrink threshold trunc"
 ELEMENTWISE: dict[str, Rule] = {
+    **{name: partial(elementwise, slope) for name, slope in SLOPES.items()},
     **{
-        name: partial(elementwise, slope)
-        for name, slope in SLOPES.items()
-        if name != "pow"
+        name: partial(elementwise_of_call, slope)
+        for name, slope in SLOPES_OF_CALLS.items()
     },
     **{name: partial(analytic, breaks) for name, breaks in ANALYTIC.items()},
     **dict.fromkeys(PIECEWISE.split(), partial(analytic, None)),

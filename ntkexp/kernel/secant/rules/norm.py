@@ -44,6 +44,7 @@ from ntkexp.kernel.secant.rules.bilinear import divide, multiply
 from ntkexp.kernel.secant.rules.choice import pairwise
 from ntkexp.kernel.secant.rules.elementwise import (
     absolute,
+    applied,
     log_mean,
     quotient,
     real_power,
@@ -454,18 +455,18 @@ def norm_difference(call: Call, value: Ends, dims: list[int], order: float) -> T
     p, return the difference of the largest (p > 0) or smallest (p < 0) |x|."""
 
     def power(value: Ends, p: float) -> Ends:
-        slope = call.slope(
-            value, lambda z0, z1: real_power(torch.full_like(z0, p), z0, z1)
+        return applied(
+            call,
+            value,
+            lambda z: z**p,
+            lambda z0, z1: real_power(torch.full_like(z0, p), z0, z1),
         )
-        return Ends(value.start**p, value.end**p, slope * value.change)
 
     if order == 0:
         raise NoRule("the 0-norm counts numbers")
     if order == 2:
         return lengths(call, value, dims).change.reshape(call.start.shape)
-    size = Ends(
-        value.start.abs(), value.end.abs(), call.slope(value, absolute) * value.change
-    )
+    size = applied(call, value, torch.abs, absolute)
     if isinf(order):
         norm = tree_reduce(
             merge_axes(size, dims),
