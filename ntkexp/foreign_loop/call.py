@@ -494,8 +494,8 @@ def call_inputs(
     {'x': tensor([1., 1.]), 'items': 3}
     >>> call_inputs(nn.ReLU(), (torch.ones(2),), {"other": None})
     Traceback (most recent call last):
-    ntkexp.mistake.Mistake: the model is called with inputs by position and by name at once, which do not match its \
-forward (got an unexpected keyword argument 'other'); use only one kind
+    ntkexp.mistake.Mistake: the model is called with inputs by position and by name that its forward does not accept \
+(got an unexpected keyword argument 'other'); pass the arguments that forward names
     """
     inputs: object = kwargs or args
     if args and kwargs:
@@ -523,8 +523,8 @@ def named_arguments(
         bound = signature.bind(*args, **kwargs)
     except TypeError as error:
         raise Mistake(
-            "the model is called with inputs by position and by name at once, which do "
-            f"not match its forward ({error}); use only one kind"
+            "the model is called with inputs by position and by name that its forward "
+            f"does not accept ({error}); pass the arguments that forward names"
         ) from error
     named = dict[str, object]()
     for name, value in bound.arguments.items():
@@ -536,8 +536,8 @@ def named_arguments(
             inspect.Parameter.POSITIONAL_ONLY,
         ):
             raise Mistake(
-                "the model is called with inputs by position and by name at once, and "
-                f"its forward takes '{name}' only by position; use only one kind"
+                "the model is called with inputs by position and by name, and its "
+                f"forward takes '{name}' only by position; pass all inputs by position"
             )
         else:
             named[name] = value
