@@ -28,8 +28,7 @@ from ntkexp.foreign_loop.cross_entropy import (
 )
 from ntkexp.foreign_loop.example_losses import LossFunction, rows_of_batch
 from ntkexp.foreign_loop.example_names import digests
-from ntkexp.foreign_loop.fingerprints import CHANGED, fingerprint
-from ntkexp.foreign_loop.host_reads import read_numbers
+from ntkexp.foreign_loop.fingerprints import CHANGED, relative_distance
 from ntkexp.mistake import Mistake
 from ntkexp.model.functional import Output, as_rows
 from ntkexp.shapes import Inputs, Weights
@@ -435,13 +434,12 @@ class ModelCall:
         the step, whose messages say more."""
         if self.signed is None or self.circumstances.states:
             return
-        ours = fingerprint(outputs)
-        gap, size = read_numbers([(ours - self.signed.to(ours)).norm(), ours.norm()])
-        if not gap <= torch.finfo(ours.dtype).eps ** 0.5 * size:
+        missed = relative_distance(outputs, self.signed)
+        if missed > torch.finfo(self.signed.dtype).eps ** 0.5:
             raise Mistake(
                 f"step {self.at}: at the same weights, the model returned other "
                 "outputs in the loop than it does now (relative difference "
-                f"{gap / size if size else gap:.2g}); {CHANGED}"
+                f"{missed:.2g}); {CHANGED}"
             )
 
     def drop_gradient(self) -> None:
