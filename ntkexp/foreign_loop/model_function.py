@@ -210,8 +210,7 @@ class CalledModule:
         reader.check_cache.independent.put(tape.operations, True)
         return names
 
-    # --- Casts: autocast, and frozen weights of lower precision
-    # than the trained weights
+    # --- Casts to lower precision, by autocast or by frozen weights in half precision
 
     @cached_property
     def short(self) -> torch.dtype | None:
