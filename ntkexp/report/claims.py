@@ -216,11 +216,10 @@ def summarise_claims(
         if uncorrected:
             claims = max(len(empirical), family.registered - len(identities))
             looks = family.further_looks(size)
-            more = f" and {counted(looks, 'further look')}" if looks else ""
+            more = f" and {counted(looks, 'further look')} at them" if looks else ""
             names = listed([name.replace("_", " ") for name in uncorrected])
             sentences.append(
-                f"Verdicts that do not survive Holm's correction at 5 %, over "
-                f"{counted(claims, 'claim')}{more}: {names}."
+                f"Not after Holm's correction over all {claims}{more}, at 5 %: {names}."
             )
         if identities:
             sentences.append(f"{identity_sentence(identities, where)}")

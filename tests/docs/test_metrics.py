@@ -41,8 +41,8 @@ def explained(head: str) -> dict[str, str]:
     }
 
 
-def unexplained(table: dict[str, str], columns: list[str]) -> list[str]:
-    return [column for column in columns if not any(re.fullmatch(name, column) for name in table)]
+def unexplained(table: dict[str, str], metrics: pd.DataFrame) -> list[str]:
+    return [column for column in map(str, metrics) if not any(re.fullmatch(name, column) for name in table)]
 
 
 def test_the_guide_explains_every_column_of_a_run(tmp_path: Path) -> None:
@@ -51,8 +51,8 @@ def test_the_guide_explains_every_column_of_a_run(tmp_path: Path) -> None:
     columns = set[str]()
     for case, words in RUNS.items():
         found = read_metrics(execute_in(tmp_path, small(*SHORT, *words), words) / "metrics.csv")
-        assert unexplained(table, list(found)) == [], case
-        columns |= set(found)
+        assert unexplained(table, found) == [], case
+        columns |= set(map(str, found))
         for name, filled in table.items():
             cells = found.filter(regex=f"^{name}$")
             assert was_filled_as_told(cells, filled, found), (case, name)
@@ -84,6 +84,6 @@ def test_the_guide_explains_every_column_of_a_followed_loop(tmp_path: Path) -> N
     trace.attribute(quiet=True)
     found = read_metrics(tmp_path / "run" / "metrics.csv")
     table = explained("column of a followed loop")
-    assert unexplained(table, list(found)) == []
+    assert unexplained(table, found) == []
     assert len(table) == len(found.columns)
     assert found.notna().all(axis=None)
