@@ -7,12 +7,14 @@ a `Mistake` is a `ValueError`. Messages do not contain command-line options.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from difflib import SequenceMatcher, get_close_matches
 from math import inf, nan
 from operator import index
 from pathlib import Path, PurePath
 from stat import S_ISDIR, S_ISREG
+from traceback import walk_tb
 
 MIN_FILE_SIMILARITY = 0.6
 """A file is suggested only if its name is at least this similar (ratio of
@@ -116,6 +118,36 @@ def first_line(error: BaseException) -> str:
         "no reason given"
     ]
     return " ".join(lines[: 2 if lines[0].endswith(":") else 1])
+
+
+PACKAGE_FOLDER = f"{Path(__file__).parent}{os.sep}"
+LIBRARY_FOLDERS = {"site-packages", "dist-packages"}
+"""The names of folders that contain installed packages."""
+
+
+def line_of_user(error: BaseException) -> str | None:
+    """Return the place in the user's own code where an exception was raised, and the
+    exception, as one line. Return None if the user's code did not run, or if a line of
+    this package raised the exception.
+
+    If a library raised it, the place is the line that called the library, directly or
+    through the operations that this package records.
+
+    >>> line_of_user(KeyError("a"))
+    """
+    python_folder = f"{Path(os.__file__).parent}{os.sep}"
+    place: str | None = None
+    file = ""
+    for frame, line in walk_tb(error.__traceback__):
+        file = frame.f_code.co_filename
+        is_library = file.startswith(
+            ("<", python_folder, PACKAGE_FOLDER)
+        ) or not LIBRARY_FOLDERS.isdisjoint(Path(file).parts)
+        if not is_library:
+            place = f"{file}, line {line}, in {frame.f_code.co_name}"
+    if place is None or file.startswith(PACKAGE_FOLDER):
+        return None
+    return f"{place}: {type(error).__name__}: {first_line(error)}"
 
 
 def in_short(value: object, most: int = 40) -> str:

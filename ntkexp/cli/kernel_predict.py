@@ -141,6 +141,10 @@ def predict(
     predictions = list(
         predict_from(entries, settings, progress_listener(common.quiet).say)
     )
+    # warn even if quiet: the predictions are written, but not usable
+    for prediction in predictions:
+        if prediction.solved.warning is not None:
+            sys.stderr.write(f"ntkexp: {prediction.solved.warning}\n")
     scores = [score for prediction in predictions for score in prediction.scores]
     folder = out.expanduser() if out else matrix.path.parent
     columns = [field.name for field in fields(scores[0])]

@@ -35,7 +35,7 @@ from ntkexp.engine.base import (
     fault_in_words,
     warning_in_words,
 )
-from ntkexp.mistake import Mistake, without_secrets
+from ntkexp.mistake import Mistake, line_of_user, without_secrets
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -292,11 +292,12 @@ def refuse_thread_counts(environment: Mapping[str, str]) -> None:
 
 
 # --- Errors: each becomes one line on stderr and an exit status.
-# Bugs keep their traceback.
+# Bugs keep their traceback. Python's development mode shows it for code of the user, too.
 #
 #     0    done
 #     1    the machine failed (a full disk, no memory, a closed pipe), or some runs of a sweep are not done
-#     2    a mistake of the user: a wrong key or option, a file or folder that is missing or not accessible
+#     2    a mistake of the user: a wrong key or option, a file or folder that is missing or not accessible,
+#          an exception in the user's own code
 #     130  interrupted, by Ctrl-C or SIGTERM
 
 
@@ -311,6 +312,9 @@ FORMER_OPTIONS = {
     "--probe": "--probe is called --query now",
 }
 """The message for each option that was renamed or removed."""
+
+
+SHOW_TRACEBACK = "PYTHONDEVMODE=1 in the environment shows the traceback"
 
 
 def main() -> None:
@@ -394,7 +398,10 @@ def failure(error: Exception) -> tuple[str, int] | None:  # noqa: PLR0911  a tab
             exhausted_resource := exhaustion_message(error)
         ):
             return exhausted_resource, 1
-    return None
+    line = line_of_user(error)
+    if line is None or sys.flags.dev_mode:
+        return None
+    return f"{line}; {SHOW_TRACEBACK}", 2
 
 
 def fault(error: OSError) -> tuple[str, int]:

@@ -27,7 +27,7 @@ class Taylor(AbstractDiagnostic):
         SPLIT.order_k = ‖f̂_k − f(θ)‖ / ‖f(θ) − f(θ_0)‖
 
     J and H are the first and second derivatives of the outputs at θ_0. The norms are
-    over SPLIT, which is `train` (the training examples) or `query` (the queries of all
+    over SPLIT, which is `train` (the training examples) or `query` (all points of the
     other splits). To expand around other weights, start the run from these weights
     (`init.parent`).
     """

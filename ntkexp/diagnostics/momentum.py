@@ -31,7 +31,7 @@ class FunctionMomentum(AbstractDiagnostic):
         SPLIT.cosine = ⟨J Δ_m, J Δ_g⟩ / (‖J Δ_m‖ ‖J Δ_g‖)
 
     J is the Jacobian of the outputs at θ. SPLIT is `train` (the training examples) or
-    `query` (the queries of all other splits). If the cosine is negative, the momentum
+    `query` (all points of the other splits). If the cosine is negative, the momentum
     moves the outputs against the present gradient. Decoupled weight decay belongs to
     neither part.
     """

@@ -21,7 +21,7 @@ from queue import SimpleQueue
 from types import FrameType
 from typing import ClassVar, Literal, TypeAlias
 
-from ntkexp.mistake import Mistake, WrongArgument, first_line, nearest
+from ntkexp.mistake import Mistake, WrongArgument, first_line, line_of_user, nearest
 from ntkexp.records.folder import Held
 
 # --- Tasks and their events: Began → Stepped, Stepped, … → Ended. Events of concurrent
@@ -377,7 +377,8 @@ def ending_of(error: BaseException, advice: str = "") -> tuple[Ending, str]:
         case OSError() if error.errno in FAULTS:
             return "broken", fault_in_words(error)
         case _:
-            reason = f"{type(error).__name__}: {first_line(error)}"
+            unexpected = f"{type(error).__name__}: {first_line(error)}"
+            reason = line_of_user(error) or unexpected
             parts = [reason, *getattr(error, "__notes__", ()), advice]
             return "failed", "; ".join(filter(None, parts))
 

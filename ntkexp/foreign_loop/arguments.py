@@ -323,9 +323,9 @@ ONE_NUMBER = (
 )
 NEVER_CALLED = (
     "model(x) was never called with gradients enabled, or the loop called only a copy "
-    "of the model (first-order MAML?); follow the module that the loop calls: the "
-    "result of torch.compile if the loop calls that, and model(x) in place of "
-    f"model.forward(x). For a loss through torch.func (grad, vmap, jvp), {ASK_LOSSES}"
+    "of the model (first-order MAML?); follow the module that the loop calls, such as "
+    "the result of torch.compile. Call it as model(x), because model.forward(x) is not "
+    f"recorded. For a loss through torch.func (grad, vmap, jvp), {ASK_LOSSES}"
 )
 
 
@@ -501,8 +501,9 @@ def checked_queries(queries: Inputs, module: nn.Module, output: Output) -> Input
     if len(outputs) != 1:
         raise Mistake(
             f"queries=: the model returns {len(outputs)} rows for one query; let it "
-            "return one row for each, with positions and views on axes of their own, "
-            f"and with the examples before the time{advice_for_lists(inputs)}"
+            "return one row for each query. The axis of queries must be the first "
+            "(batch_first=True in recurrent layers); positions and views need axes of "
+            f"their own after it{advice_for_lists(inputs)}"
         )
     return inputs
 

@@ -28,8 +28,7 @@ from ntkexp.foreign_loop.cross_entropy import (
 )
 from ntkexp.foreign_loop.example_losses import LossFunction, rows_of_batch
 from ntkexp.foreign_loop.example_names import digests
-from ntkexp.foreign_loop.fingerprints import CHANGED, fingerprint
-from ntkexp.foreign_loop.host_reads import read_numbers
+from ntkexp.foreign_loop.fingerprints import CHANGED, relative_distance
 from ntkexp.mistake import Mistake
 from ntkexp.model.functional import Output, as_rows
 from ntkexp.shapes import Inputs, Weights
@@ -435,13 +434,12 @@ class ModelCall:
         the step, whose messages say more."""
         if self.signed is None or self.circumstances.states:
             return
-        ours = fingerprint(outputs)
-        gap, size = read_numbers([(ours - self.signed.to(ours)).norm(), ours.norm()])
-        if not gap <= torch.finfo(ours.dtype).eps ** 0.5 * size:
+        missed = relative_distance(outputs, self.signed)
+        if missed > torch.finfo(self.signed.dtype).eps ** 0.5:
             raise Mistake(
                 f"step {self.at}: at the same weights, the model returned other "
                 "outputs in the loop than it does now (relative difference "
-                f"{gap / size if size else gap:.2g}); {CHANGED}"
+                f"{missed:.2g}); {CHANGED}"
             )
 
     def drop_gradient(self) -> None:
@@ -494,8 +492,8 @@ def call_inputs(
     {'x': tensor([1., 1.]), 'items': 3}
     >>> call_inputs(nn.ReLU(), (torch.ones(2),), {"other": None})
     Traceback (most recent call last):
-    ntkexp.mistake.Mistake: the model is called with inputs by position and by name at once, which do not match its \
-forward (got an unexpected keyword argument 'other'); use only one kind
+    ntkexp.mistake.Mistake: the model is called with inputs by position and by name that its forward does not accept \
+(got an unexpected keyword argument 'other'); pass the arguments that forward names
     """
     inputs: object = kwargs or args
     if args and kwargs:
@@ -523,8 +521,8 @@ def named_arguments(
         bound = signature.bind(*args, **kwargs)
     except TypeError as error:
         raise Mistake(
-            "the model is called with inputs by position and by name at once, which do "
-            f"not match its forward ({error}); use only one kind"
+            "the model is called with inputs by position and by name that its forward "
+            f"does not accept ({error}); pass the arguments that forward names"
         ) from error
     named = dict[str, object]()
     for name, value in bound.arguments.items():
@@ -536,8 +534,8 @@ def named_arguments(
             inspect.Parameter.POSITIONAL_ONLY,
         ):
             raise Mistake(
-                "the model is called with inputs by position and by name at once, and "
-                f"its forward takes '{name}' only by position; use only one kind"
+                "the model is called with inputs by position and by name, and its "
+                f"forward takes '{name}' only by position; pass all inputs by position"
             )
         else:
             named[name] = value

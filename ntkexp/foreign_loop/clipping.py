@@ -63,10 +63,10 @@ UNITS = (0, 1, -1, 2, -2, 3, -3, 4, -4)
 # fraction of random factors may be close to some 2^k/n by chance.
 RARE_SHARE = 0.01
 ASK_ADDED = (
-    f"{WHAT_ADDED} For a penalty on weights, use weight_decay of the optimizer. For a "
+    f"{WHAT_ADDED} For an L2 penalty on weights, use weight_decay of the optimizer. For a "
     "penalty on another output, let the module return this output (output=…), or "
-    "compute it in a separate call. For a loss on derivatives of the model, "
-    f"{ASK_LOSSES}"
+    "compute it in a separate call. For another penalty on weights, or a loss on "
+    f"derivatives of the model, {ASK_LOSSES}"
 )
 ASK_DERIVATIVES = (
     f"the loss uses derivatives of the model (create_graph=True); {ASK_LOSSES}"

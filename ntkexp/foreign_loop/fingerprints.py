@@ -90,6 +90,52 @@ def fingerprint_vector(count: int, like: Tensor) -> Float[Tensor, " count"]:
     return FINGERPRINT_VECTORS[key]
 
 
+def fingerprint_distance(
+    outputs: Float[Tensor, "example ..."],
+    signed: Float[Tensor, "recorded row"],
+    joined: Sequence[tuple[int, ...]] = (),
+) -> Float[Tensor, ""]:
+    """Return the distance between the fingerprint of outputs and `signed`, or infinity
+    if the shapes differ or a number is not finite.
+
+    `joined` are the shapes of the outputs, if several are concatenated.
+
+    >>> outputs = torch.ones(2, 3)
+    >>> fingerprint_distance(outputs, fingerprint(outputs))
+    tensor(0.)
+    >>> fingerprint_distance(outputs, torch.ones(3, 1))
+    tensor(inf)
+    """
+    infinite = torch.full((), inf, device=outputs.device)
+    if len(outputs) != len(signed):
+        return infinite
+    if joined:
+        widths = [prod(shape[1:]) for shape in joined]
+        parts = [
+            fingerprint(part.view(shape))
+            for part, shape in zip(torch.split(outputs, widths, 1), joined, strict=True)
+        ]
+        ours = torch.cat(parts, 1)
+    elif outputs.numel() % max(1, signed.numel()):
+        return infinite
+    else:
+        ours = fingerprint(outputs.reshape(*signed.shape, -1))
+    distance = torch.linalg.vector_norm(ours - signed.to(ours))
+    return torch.where(distance.isfinite(), distance, infinite)
+
+
+def relative_distance(
+    outputs: Float[Tensor, "example ..."],
+    signed: Float[Tensor, "recorded row"],
+    joined: Sequence[tuple[int, ...]] = (),
+) -> float:
+    """Return ‖σ(f) − σ‖/‖σ‖ for outputs f and a recorded fingerprint σ. Arguments are
+    those of `fingerprint_distance`."""
+    distance = fingerprint_distance(outputs, signed, joined)
+    gap, size = read_numbers([distance, signed.norm()])
+    return gap / size if size and isfinite(gap) else gap
+
+
 @dataclass(frozen=True)
 class Replayed:
     """The outputs of a replayed call, and the function that was evaluated."""
@@ -110,48 +156,13 @@ class Replayed:
         The bound on rounding errors is relative to the norm of the outputs. If terms of
         the outputs cancel, rounding errors can be larger. The bound is then a multiple
         of the change that noise in weights and inputs causes."""
-        gap, size = self.gap_and_size(signed)
+        distance = fingerprint_distance(self.outputs, signed, self.joined)
+        gap, size = read_numbers([distance, self.outputs.norm()])
         eps = torch.finfo(self.outputs.dtype).eps
         tolerance = max(OUTPUT_TOLERANCE * eps, CAST_TOLERANCE * self.cast_eps)
         if gap <= tolerance * size or gap <= self.noise(eps):
             return 0.0
         return gap / size if size else gap
-
-    def distance(self, signed: Float[Tensor, "example row"]) -> float:
-        """Return the relative distance between the fingerprint of these outputs and
-        `signed`."""
-        gap, size = self.gap_and_size(signed)
-        return gap / size if size else gap
-
-    def gap_and_size(self, signed: Float[Tensor, "example row"]) -> tuple[float, float]:
-        """Return the distance between the fingerprint of these outputs and `signed`,
-        and the norm of these outputs."""
-        norms = [self.outputs.norm()]
-        ours = self.fingerprint_like(signed)
-        if ours is not None:
-            norms.append((ours - signed.to(ours)).norm())
-        size, *gaps = read_numbers(norms)
-        gap = gaps[0] if gaps and isfinite(gaps[0]) else inf
-        return gap, size
-
-    def fingerprint_like(
-        self, signed: Float[Tensor, "example row"]
-    ) -> Float[Tensor, "example row"] | None:
-        """Return the fingerprint of the outputs, or None if the fingerprint does not
-        have the shape of `signed`."""
-        if len(self.outputs) != len(signed):
-            return None
-        if self.joined:
-            widths = [prod(shape[1:]) for shape in self.joined]
-            outputs = torch.split(self.outputs, widths, 1)
-            parts = [
-                fingerprint(f.view(shape))
-                for f, shape in zip(outputs, self.joined, strict=True)
-            ]
-            return torch.cat(parts, 1)
-        if self.outputs.numel() % max(1, signed.numel()):
-            return None
-        return fingerprint(self.outputs.reshape(*signed.shape, -1))
 
     def noise(self, eps: float) -> float:
         """Return a bound on the rounding error of the outputs. The bound is a multiple

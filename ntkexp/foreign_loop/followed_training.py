@@ -1,9 +1,8 @@
 """A followed loop as a differentiable training, for leave-out effects.
 
-A leave-out effect is computed by differentiating through all later steps. For every
-step, `FollowedTraining` provides what this needs: the batches with their losses, the
-linear step of each parameter, Adam's moments, and the norm to which gradients were
-clipped."""
+A leave-out effect is a derivative through all later steps. `FollowedTraining` holds the
+data of each step for this derivative: the batches with their losses, the linear step of
+each parameter, Adam's moments, and the norm to which gradients were clipped."""
 
 from __future__ import annotations
 

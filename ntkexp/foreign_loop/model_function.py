@@ -42,7 +42,11 @@ from ntkexp.foreign_loop.call import (
 from ntkexp.foreign_loop.clipping import StepFacts
 from ntkexp.foreign_loop.cross_entropy import CrossEntropyGradient
 from ntkexp.foreign_loop.example_losses import LossFunction, fresh, losses_function
-from ntkexp.foreign_loop.fingerprints import NOISE_REPEATS, Replayed, fingerprint
+from ntkexp.foreign_loop.fingerprints import (
+    NOISE_REPEATS,
+    fingerprint,
+    relative_distance,
+)
 from ntkexp.foreign_loop.measure import MeasuredQueries
 from ntkexp.kernel import Reader, Tape, plain_kernels
 from ntkexp.kernel.record.casts import is_short, without_casts
@@ -206,8 +210,7 @@ class CalledModule:
         reader.check_cache.independent.put(tape.operations, True)
         return names
 
-    # --- Casts: autocast, and frozen weights of lower precision
-    # than the trained weights
+    # --- Casts to lower precision, by autocast or by frozen weights in half precision
 
     @cached_property
     def short(self) -> torch.dtype | None:
@@ -322,13 +325,11 @@ class CalledModule:
         for _ in range(NOISE_REPEATS):
             outputs = list[Tensor]()
             self.gradient(calls, begun, outputs.append)
-            for call, weights, output in zip(calls, begun, outputs, strict=True):
+            for call, output in zip(calls, outputs, strict=True):
                 if call.signed is not None:
-                    joined = tuple(call.joined.values())
-                    replayed = Replayed(
-                        self.function, weights, call.inputs, output, joined=joined
-                    )
-                    missed = max(missed, replayed.distance(call.signed))
+                    shapes = tuple(call.joined.values())
+                    distance = relative_distance(output, call.signed, shapes)
+                    missed = max(missed, distance)
         return missed if missed > OTHER_OUTPUTS else 0.0
 
     def pull_back(

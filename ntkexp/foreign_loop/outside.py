@@ -100,16 +100,17 @@ that does, too
             if known is None or not torch.equal(
                 tensor.detach(), named_tensors(self.copy)[name]
             ):
-                advice = "follow the optimizer that does, too"
                 if not isinstance(tensor, nn.Parameter):
-                    advice = (
-                        "it is a buffer: put its layer in eval(), as for spectral "
-                        "norm, or make it an input of the model. If outputs do not "
-                        "depend on it, hold it outside of the model"
+                    raise Mistake(
+                        f"step {step}: the buffer '{name}' was changed, so the model is "
+                        "no longer the same function of its weights; put its layer in "
+                        "eval() (spectral norm?), or pass its value to the model as an "
+                        "input. If outputs do not depend on it, keep it outside of the "
+                        "model"
                     )
                 raise Mistake(
                     f"step {step}: '{name}' was changed, and no followed optimizer "
-                    f"updates it; {advice}"
+                    "updates it; follow the optimizer that does, too"
                 )
             self.checked[name] = (tensor, tensor._version)
 

@@ -219,8 +219,8 @@ class PositionGradients(Sequence[Jacobian]):
 
 @dataclass
 class LoopPositions:
-    """The sum of the contributions so far, by position and example. There are as many
-    positions as in the longest call."""
+    """The sum of the contributions so far, by position and example. The axis of
+    positions has the length of the longest call."""
 
     parts: Float[Tensor, "query out example position"]
 

@@ -22,9 +22,9 @@ from ntkexp.optimizer.base import LinearStep
 #     p = g + λθ        m ← βm + α ⊙ p        θ ← (1 − d)θ − M(S ⊙ m + N ⊙ p) − r
 #
 # g is the gradient that the optimizer used. A rule computes the coefficients from the
-# optimizer's settings and from its state before and after the step. They may depend on
-# g, as in an optimizer that clips its own update. The step is still linear in the
-# gradients of the examples, because the same S, N and α multiply each of them.
+# optimizer's settings and from its state before and after the step. Coefficients may
+# depend on g, for example if the optimizer clips its own update. The step is linear in
+# the gradients of the examples, because the same S, N and α multiply each of them.
 
 
 @dataclass(frozen=True)
@@ -158,8 +158,7 @@ class AbstractOptimizerRule(ABC):
     """The classes of optimizers. The rule is also applied to their subclasses."""
 
     needs: ClassVar[tuple[str, ...]] = ()
-    """The entries of the optimizer state whose values before the step
-    are read by the rule."""
+    """The entries of the optimizer state that the rule reads from before the step."""
 
     has_effects: ClassVar[bool] = False
     """True if leave-out effects can differentiate the step,

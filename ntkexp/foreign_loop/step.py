@@ -120,8 +120,7 @@ class AbstractSteps(ABC):
 
     @property
     def shared(self) -> str | None:
-        """The name of a parameter that several optimizers moved,
-        or None if there is none."""
+        """The name of one of the parameters that several optimizers moved, or None."""
         return None
 
     @property
@@ -194,7 +193,7 @@ class AbstractSteps(ABC):
 
 
 class AbstractStore(ABC):
-    """A store of steps, to which a running loop adds its steps."""
+    """A store to which a running loop adds its steps."""
 
     folder: RunFolder | None = None  # folder of a store on disk
     chooses: bool = False  # True if only some steps are stored

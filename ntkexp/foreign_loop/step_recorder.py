@@ -177,8 +177,8 @@ class StepRecorder:
         if is_new and (self.loop.store.chooses or current_processes().world > 1):
             raise Mistake(
                 f"step {self.loop.store.count}: '{name}' was added to the optimizer "
-                "during training, which is followed only in one process and without "
-                "steps=; give all parameters to the optimizer before the loop"
+                "during the loop, which is refused with steps= and in several processes; "
+                "give all parameters to the optimizer before the loop"
             )
 
     def on_end(self, optimizer: torch.optim.Optimizer, *_: object) -> None:

@@ -76,8 +76,8 @@ def secant_kernel(
 
     Args:
         module: any module, as in `tangent_kernel`.
-        start: the weights before the step, by name.
-        end: the weights after the step, by name.
+        start: the weights before the step, by name. The module supplies missing weights.
+        end: the weights after the step, by name, completed in the same way.
         queries: the inputs x, as in `tangent_kernel`.
         train: the inputs x′.
         output: the name or index of a tensor, if the module returns several.
@@ -88,8 +88,9 @@ def secant_kernel(
         The kernel, [query, out, train, out_].
 
     Raises:
-        Mistake: if the module has an operation without a difference rule, or if the
-            secant does not explain the change of the outputs.
+        Mistake: if `start` and `end` are both empty, if the module has an operation
+            without a difference rule, or if the secant does not explain the change of
+            the outputs.
 
     For a gradient step end = start − η Σᵢ J(xᵢ)ᵀ ℓ′ᵢ, the change of the outputs is
     exactly −η Σᵢ K̄(x, xᵢ) ℓ′ᵢ:
@@ -107,6 +108,11 @@ def secant_kernel(
     reader, module_weights = reader_of(module, output, casts)
     start_weights = module_weights | named(module, start, "start")
     end_weights = module_weights | named(module, end, "end")
+    if not start and not end:
+        raise Mistake(
+            "start and end are empty, so there is no step; give the weights after the step "
+            "as end, or use tangent_kernel"
+        )
     refuse_rounded_products(start_weights)
     tape = reader.record(start_weights, queries)
     left = SegmentSide(reader, tape, reader.record(end_weights, queries))

@@ -26,6 +26,7 @@ from ntkexp.mistake import Mistake, first_line
 from ntkexp.model.base import LearningTask
 from ntkexp.model.functional import hooked_parameters, training_modes
 from ntkexp.records.atomic import read_object
+from ntkexp.text import counted
 
 # --- Adapt a foreign module to the data and the loss: convert tokens to integers, outputs
 # [example] to [example, 1], and give new tensors the dtype of the inputs.
@@ -165,8 +166,8 @@ def refuse_shape(setting: str, outputs: object, task: LearningTask) -> None:
     shape, expected = list(outputs.shape), [2, task.outputs]
     if expected not in (shape, [*shape, 1]):
         raise Mistake(
-            f"{setting}: the module gives outputs of shape {shape} for 2 examples, and {expected} is "
-            f"expected: data and loss ask for {task.outputs} for each example"
+            f"{setting}: the module returns outputs of shape {shape} for 2 examples, but data and "
+            f"loss need {expected}; let it return {counted(task.outputs, 'output')} for each example"
         )
     if not outputs.is_floating_point():
         raise Mistake(

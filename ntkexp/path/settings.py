@@ -218,6 +218,11 @@ class Path(Component):
                 "path.queries=[]: the network must be read somewhere, such as "
                 "path.queries=[query,test]"
             )
+        if len(set(self.queries)) < len(self.queries):
+            raise Mistake(
+                f"path.queries=[{','.join(self.queries)}]: give each split once, such as "
+                "path.queries=[query,test]"
+            )
         if self.outputs != "all" and len({*self.outputs}) < max(1, len(self.outputs)):
             raise Mistake(
                 f"path.outputs={list(self.outputs)}: give one or more, each once, such as [0], or "

@@ -33,6 +33,7 @@ from ntkexp.path.points import NetworkView, Points
 from ntkexp.path.settings import Kernels
 from ntkexp.path.step import Descent, Phase, phases_of
 from ntkexp.statistics import kinks, largest_kernel_eigenvalue
+from ntkexp.text import counted
 
 # --- Checks before anything is computed.
 
@@ -86,9 +87,9 @@ def refuse_other_outputs(
     expected = [len(problem.inputs[:2]), problem.outputs]
     if shape != expected:
         raise Mistake(
-            f"model={experiment.model.option}: the network gives outputs of shape {shape} for "
-            f"{expected[0]} examples, and {expected} is expected; data and loss ask for "
-            f"{problem.outputs} for each example"
+            f"model={experiment.model.option}: the network returns outputs of shape {shape} "
+            f"for {expected[0]} examples, but data and loss need {expected}; let it return "
+            f"{counted(problem.outputs, 'output')} for each example"
         )
 
 

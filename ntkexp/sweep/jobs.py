@@ -208,7 +208,7 @@ class RunJob(AbstractJob):
     """Modules that workers import in advance: the module of pictures, and a module that
     torch imports at the first derivative. The imports take half the time of a small
     run."""
-    advice = "error.txt in its folder says where"
+    advice = "error.txt in its folder holds the traceback"
 
     fields: dict[str, Any]
     overrides: tuple[str, ...]

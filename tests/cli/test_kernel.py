@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -83,6 +84,17 @@ def test_predictions_are_written_and_shown(file: Path, command: Command, tmp_pat
         points = list(csv.DictReader(stream))
     right = [(float(point["output_0"]) > 0) == (point["label"] == "1") for point in points if point["split"] == "test"]
     assert float(rows[2]["accuracy"]) == sum(right) / len(right)
+
+
+def test_steps_that_diverge_are_reported(file: Path, command: Command, tmp_path: Path) -> None:
+    """At twice the largest stable step size. At half of it, nothing is said."""
+    steps = ("kernel", "predict", str(file), "--steps=50", "--quiet", f"--out={tmp_path}")
+    said = command(*steps, "--step-size=1e6").err
+    reported = re.findall(r"ntkexp: (\w+): gradient descent diverges with steps of 1\.0e6; take .* below (\S+),", said)
+    assert len(reported) == len(said.splitlines()) > 0
+    stable = min(float(largest) for _, largest in reported)
+    assert command(*steps, f"--step-size={stable / 2}").err == ""
+    assert "diverges" in command(*steps, f"--step-size={stable * 2}").err
 
 
 def test_as_json(file: Path, command: Command, tmp_path: Path) -> None:

@@ -409,3 +409,58 @@ def test_an_endless_device_is_one_line(device: str, tmp_path: Path, command: Com
     (tmp_path / "t.csv").symlink_to(device)
     given = f"data.path={tmp_path}/t.csv"
     check(command("train", f"--out={tmp_path}", "data=table", "data.target=y", given), "t.csv")
+
+
+# An exception in code of the user is one line with its place. A bug of the package keeps its traceback.
+
+
+OWN_CODE = {
+    "a loss": (
+        "loss._target_=CLASS",
+        "from ntkexp.loss import Squared\nclass Own(Squared):\n    def value(self, outputs, targets):\n",
+        "value",
+        "RuntimeError",
+    ),
+    "an activation": (
+        "model.activation={_target_: CLASS}",
+        "from ntkexp.layer import AbstractPointwise\nclass Own(AbstractPointwise):\n    def apply(self, outputs):\n",
+        "apply",
+        "RuntimeError",
+    ),
+    "a network": (
+        "model._target_=CLASS",
+        "from ntkexp.model import MLP\nclass Own(MLP):\n    def layers(self, init, shape, outputs):\n",
+        "layers",
+        "AttributeError",
+    ),
+    "a source of data": (
+        "data._target_=CLASS",
+        "from ntkexp.data import Digits\nclass Own(Digits):\n    def examples(self, outputs):\n",
+        "examples",
+        "AttributeError",
+    ),
+}
+"""The word of the command, the beginning of a file, its function, and the exception of `outputs.mm` there."""
+TINY = ("data.train=6", "data.query=4", "data.test=4", "model.width=4", "steps=2", "--quiet")
+
+
+def write_own(folder: Path, case: str, line: str) -> tuple[Path, list[str]]:
+    """Write a file whose function ends with this line, and return the words that choose its class."""
+    chosen, beginning, *_ = OWN_CODE[case]
+    file = folder / f"{folder.name}.py"  # a process imports only one file of a name
+    file.write_text(f"{beginning}        {line}\n")
+    return file, [chosen.replace("CLASS", f"{file.stem}.Own"), f"--trust={file}", f"--out={folder}/o", *TINY]
+
+
+@pytest.mark.parametrize("case", OWN_CODE)
+def test_an_exception_in_code_of_the_user_is_one_line(case: str, command: Command, tmp_path: Path) -> None:
+    """Also if torch raises it, and if the package records the operation."""
+    file, words = write_own(tmp_path, case, "return outputs.mm(outputs.new_ones(31, 31))")
+    *_, function, kind = OWN_CODE[case]
+    check(command("train", *words), f"ntkexp: {file}, line 4, in {function}: {kind}: ", "PYTHONDEVMODE=1")
+
+
+def test_a_bug_keeps_its_traceback_below_code_of_the_user(command: Command, tmp_path: Path) -> None:
+    _, words = write_own(tmp_path, "a loss", "import ntkexp.text; return ntkexp.text.short('no number')")
+    with pytest.raises(TypeError):
+        command("train", *words)

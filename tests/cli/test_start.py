@@ -265,6 +265,20 @@ def test_a_warning_of_a_trusted_file_is_one_line(tmp_path: Path) -> None:
     assert (status, err.count("\n"), err.count(said)) == (0, 3, 3), err
 
 
+@pytest.mark.slow
+def test_an_exception_in_a_trusted_file_has_a_traceback_in_development_mode(tmp_path: Path) -> None:
+    file = tmp_path / "own_loss.py"
+    file.write_text(
+        "from ntkexp.loss import Squared\nclass Own(Squared):\n    def value(self, outputs, targets):\n        1 / 0\n"
+    )
+    line = f"ntkexp train loss._target_=own_loss.Own --trust={file} --out={tmp_path} {' '.join(TINY)} --quiet"
+    said = f"ntkexp: {file}, line 4, in value: ZeroDivisionError: division by zero; PYTHONDEVMODE=1"
+    assert shell(line)[2].startswith(said)
+    status, _, err = shell(line, PYTHONDEVMODE="1")
+    assert status == 1
+    assert "Traceback (most recent call last)" in err
+
+
 @pytest.mark.parametrize("closed", ["1", "2", "0", "0<&- 1>&- 2"])
 def test_closed_streams(closed: str) -> None:
     status, _, err = shell(f"ntkexp --version {closed}>&-")

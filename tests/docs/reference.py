@@ -31,6 +31,7 @@ LINE = re.compile(r"( *)([\w.]+):.*?(?: # (.*))?")  # indentation, key, comment
 HEADER = ("key", "takes", "default", "meaning")
 HEADINGS = {
     "data": "Data sets",
+    "diagnostics": "Diagnostics",
     "init": "Initialization of weights",
     "loss": "Losses",
     "machine": "Kernel machines",

@@ -45,7 +45,7 @@ def test_the_kernels_of_a_network_are_those_of_its_jacobians(name: str) -> None:
     if name in READ:
         replayed = network.reader.secant(network.tape, network.tape).jacobian
         agree(gram(network.features, replayed), own, ROUNDING)
-        kernels += [gram(replayed, replayed), secant_kernel(module, {}, {}, x, x)]
+        kernels += [gram(replayed, replayed), secant_kernel(module, {}, own_weights(module), x, x)]
     for kernel in kernels:
         agree(kernel, own, ROUNDING)
         agree(kernel, kernel.permute(2, 3, 0, 1), ROUNDING)

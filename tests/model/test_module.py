@@ -59,8 +59,10 @@ UNFIT = {
         r"the parameter 'bias' has a hook, which a run would not call"
     ),
     built("nn.Linear(7, 1)"): r"shape \[1, 8, 8\], and the module says: RuntimeError: mat1 and mat2 shapes",
-    built("nn.Linear(8, 1)"): r"shape \[2, 1, 8, 1\] for 2 examples, and \[2, 1\] is expected",
-    built("nn.Sequential(nn.Flatten(), nn.Linear(64, 10))"): r"shape \[2, 10\].*and \[2, 1\] is expected",
+    built(
+        "nn.Linear(8, 1)"
+    ): r"shape \[2, 1, 8, 1\] for 2 examples, but data and loss need \[2, 1\]; let it return 1 output for",
+    built("nn.Sequential(nn.Flatten(), nn.Linear(64, 10))"): r"shape \[2, 10\].*need \[2, 1\]",
     built("nn.Sequential(nn.BatchNorm2d(1, track_running_stats=False), nn.Flatten())"): (
         r"layer '0' \(BatchNorm2d, track_running_stats=False\) takes its statistics from the batch, "
         r"even after module\.eval\(\)"

@@ -70,6 +70,7 @@ def test_all_outputs_by_number_are_all() -> None:
 REFUSED = {
     "path.rule=[secant,left,secant]": "path.rule=[secant,left,secant]: give each rule once",
     "path.queries=[]": "path.queries=[]: the network must be read somewhere",
+    "path.queries=[train,train]": "path.queries=[train,train]: give each split once",
     "path.outputs=[]": "path.outputs=[]: give one or more, each once",
     "path.outputs=[0,0]": "path.outputs=[0, 0]: give one or more, each once",
     "path.outputs=[3]": "path.outputs",

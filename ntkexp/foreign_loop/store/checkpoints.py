@@ -142,8 +142,8 @@ def placed_state(
 def states_at_end(checkpoint: Mapping[str, Any]) -> Any:
     """Return the states of the optimizers after the last event before a checkpoint.
 
-    If a resumed loop began at this checkpoint, these states may differ from the states
-    with which the resumed loop began.
+    `memories` are the states before the next event. Both are the same, unless a loop
+    that resumed at this checkpoint began with other states.
     """
     return checkpoint.get("ended", checkpoint["memories"])
 

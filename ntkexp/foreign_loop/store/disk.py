@@ -92,8 +92,8 @@ class PlaceInTrace:
 def find_place(
     files: TraceFolder, config: Mapping[str, Json], weights: Weights
 ) -> PlaceInTrace | None:
-    """Return the position at which a resumed loop continues the trace: the position at
-    which the weights of the trace were `weights`, up to rounding.
+    """Return the position in the trace at which a resumed loop continues. There, the
+    trace had the present `weights`, up to rounding.
 
     Return None if the folder is empty or has no step. Raise if the trace never had
     these weights."""
@@ -510,8 +510,8 @@ class DiskStore(AbstractStore):
                 del self.checkpoints[dropped]
 
     def write_checkpoint(self, content: Mapping[str, object]) -> None:
-        """Begin to write the checkpoint of the present state,
-        from which the next event begins."""
+        """Begin to write a checkpoint of the present state. A replay of the next event
+        starts from this checkpoint."""
         event = len(self.files.log)
         size = self.writer.begin(event, content)
         self.plan.checkpoint_bytes = max(self.plan.checkpoint_bytes, size)

@@ -488,9 +488,10 @@ class Call:
     def grouped_use(
         self, factor: Tensor, groups: int, weight: Ends, bias: Ends | None
     ) -> Tensor:
-        """Record a use in a grouped product. Return its tap, factor_g ΔW_gᵀ + Δb_g for
-        every group g, as images [example, out, use]. The tap is a leaf of autograd's
-        graph."""
+        """Record a use in a grouped product. Return its tap, a leaf of autograd's graph.
+
+        For each group g, the tap contains factor_g ΔW_gᵀ + Δb_g, as images [example,
+        out, use]."""
         examples, uses, size = factor.shape
         kernels = weight.change.detach().reshape(groups, -1, size // groups)
         columns = factor.mT.reshape(examples, groups, -1, uses)
