@@ -253,9 +253,11 @@ def small_images() -> nn.Sequential:
     return nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(36, 2)).double()
 
 
-@pytest.mark.parametrize("bound", [1.0, 1e-3], ids=["plain", "clipped by value"])
-@pytest.mark.parametrize("optimizer", [sgd, nesterov], ids=["sgd", "nesterov"])
-@pytest.mark.parametrize("make", [of_rows, small_images], ids=["rows", "images"])
+@pytest.mark.parametrize(  # all pairs; the smaller bound clips by value
+    ("make", "optimizer", "bound"),
+    [(of_rows, sgd, 1.0), (of_rows, nesterov, 1e-3), (small_images, sgd, 1e-3), (small_images, nesterov, 1.0)],
+    ids=["rows", "rows, Nesterov, clipped", "images, clipped", "images, Nesterov"],
+)
 def test_forward_mode_and_backward_passes_give_the_same_parts(
     make: Callable[[], nn.Sequential], optimizer: Callable[[nn.Module], Any], bound: float
 ) -> None:
