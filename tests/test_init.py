@@ -40,18 +40,20 @@ def inputs(count: int = 4, size: int = 3) -> Tensor:
     return torch.randn(count, size, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
 
 
-@pytest.mark.parametrize("kind", ["hidden", "readout"])
+@pytest.mark.parametrize("kind", ["hidden", "readout", "convolution"])
 @pytest.mark.parametrize("name", INITS)
 def test_the_variance_of_a_layer(name: str, kind: str) -> None:
     """z ~ N(0, W_std²‖x‖²/fan_in + b_std²); the weights' part of a mean-field readout is divided by the width.
 
-    The mean square of n of them is off by √(2/n) relative; six of those happen once in 5e8.
+    The mean square of n of them is off by √(2/n) relative; six of those happen once in 5e8. The inputs of a convolution
+    are one window.
     """
     n, width = 4096, 64
     made = init(name, W_std=1.3, b_std=0.4)
-    layer = made.dense(n) if kind == "hidden" else made.readout(n)
-    x = inputs(1, width)
-    z = build((layer,), (width,), torch.Generator().manual_seed(0))(x).detach()
+    layer = {"hidden": made.dense(n), "readout": made.readout(n), "convolution": made.conv(n, 3)}[kind]
+    x = inputs(2, 9).view(1, 2, 3, 3) if kind == "convolution" else inputs(1, width)
+    z = build((layer,), x.shape[1:], torch.Generator().manual_seed(0))(x).detach()
+    z = z[:, :, 1, 1] if kind == "convolution" else z
     share = 1 / width if (name, kind) == ("mean_field", "readout") else 1.0
     expected = share * 1.3**2 * float(x.square().mean()) + 0.4**2
     assert abs(float(z.square().mean()) / expected - 1) < 6 * sqrt(2 / n)

@@ -157,13 +157,18 @@ COMMANDS: list[tuple[str, str]] = [
     ("kernel tangent --run=ntkexp", "it has no config.json"),
     ("kernel tangent --out=pyproject.toml/k.zarr", "cannot be written"),
     *(
-        (f"kernel {words} --engine={engine}", advice)
-        for words in ("limit", "tangent", "study images")
+        (f"{words} --engine={engine}", advice)
+        for words in ("kernel limit", "kernel tangent", "kernel study images", "sweep width")
         for engine, advice in {
-            "dusk": "did you mean 'dask'",
+            "dusk:x": "did you mean 'dask'",
             "local:3": "write --engine=local",
+            "dask": "names no cluster",
             "dask:nowhere.json": "there is no such file",
+            "dask:tcp://127.0.0.1:1,timout=3": "cannot be read",
+            "dask:tcp://127.0.0.1:1,timeout=soon": "cannot be read",
             "slurm:partitoin=x": "did you mean 'partition'",
+            "slurm:cluster=local,cpus=two": "cpus=two is not a number",
+            "slurm:cluster=lokal": "did you mean 'local'",
         }.items()
     ),
 ]

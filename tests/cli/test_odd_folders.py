@@ -297,6 +297,7 @@ ARRAYS: dict[str, Change] = {
     "predictions of other points": array(SAYS, "prediction", np.ones((2, 3, 1)), ("machine", "query", "out")),
     "predictions that are huge": shaped(SAYS, "prediction", [13, HUGE, HUGE]),
     "kernels without steps": without(f"{KERNELS}/step"),
+    "kernels without JSON": text(f"{KERNELS}/zarr.json", "{"),
     "kernels that are huge": shaped(KERNELS, "tangent", [HUGE, POINTS, 1, TRAIN, 1]),
     "kernels of other examples": array(
         KERNELS, "tangent", np.ones((2, POINTS, 1, 3, 1)), ("snapshot", "query", "out", "train", "out_")

@@ -13,10 +13,10 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import IO, NamedTuple
+from typing import IO
 from unittest import mock
 
 import pytest
@@ -24,7 +24,7 @@ import pytest
 from ntkexp.__main__ import main as way_in
 from ntkexp.cli import main
 from ntkexp.cli.main import set_up_process
-from tests.cli.conftest import Command, check
+from tests.cli.conftest import Command, Ended, check
 from tests.run.commands import FORKS, TINY, only_run
 
 HEAVY = ("torch", "hydra", "pandas", "numpy", "matplotlib", "sklearn", "xarray", "rich.progress")
@@ -46,17 +46,6 @@ for line in sys.stdin:
 """
 
 
-class Ended(NamedTuple):
-    """The exit status and output of a command. stderr ends with the heavy modules that it imported."""
-
-    status: int
-    out: str
-    err: str
-
-
-Start = Callable[..., Ended]
-
-
 @pytest.fixture(scope="module")
 def server() -> Iterator[subprocess.Popen[str]]:
     """The process, with the modules that every command imports."""
@@ -67,8 +56,8 @@ def server() -> Iterator[subprocess.Popen[str]]:
 
 
 @pytest.fixture
-def start(server: subprocess.Popen[str], tmp_path: Path) -> Start:
-    """A function that runs a command line."""
+def start(server: subprocess.Popen[str], tmp_path: Path) -> Command:
+    """A function that runs a command line. stderr ends with the heavy modules that the command imported."""
 
     def call(*arguments: str, **environment: str) -> Ended:
         said = [tmp_path / "out", tmp_path / "err"]
@@ -94,7 +83,7 @@ def start(server: subprocess.Popen[str], tmp_path: Path) -> Start:
     ],
     ids=" ".join,
 )
-def test_nothing_heavy_is_imported_to_explain_oneself(arguments: list[str], word: str, start: Start) -> None:
+def test_nothing_heavy_is_imported_to_explain_oneself(arguments: list[str], word: str, start: Command) -> None:
     ended = start(*arguments)
     assert (ended.status, ended.err) == (0, "")
     assert word in ended.out
@@ -102,7 +91,7 @@ def test_nothing_heavy_is_imported_to_explain_oneself(arguments: list[str], word
 
 
 @pytest.mark.slow
-def test_a_run_imports_what_draws_its_pictures_and_told_once_more_less(start: Start, tmp_path: Path) -> None:
+def test_a_run_imports_what_draws_its_pictures_and_told_once_more_less(start: Command, tmp_path: Path) -> None:
     ended = start("train", *TINY, f"--out={tmp_path}", "--quiet")
     assert (ended.status, ended.err) == (0, "torch hydra pandas numpy matplotlib xarray")
     again = start("train", *TINY, f"--out={tmp_path}")
@@ -147,7 +136,7 @@ def test_a_run_loads_no_compiler() -> None:
         ("ntkexp train --qu", ["--quiet"]),
     ],
 )
-def test_a_shell_completes_whole_words(line: str, offered: list[str], start: Start) -> None:
+def test_a_shell_completes_whole_words(line: str, offered: list[str], start: Command) -> None:
     environment = {"_TYPER_COMPLETE_FISH_ACTION": "get-args", "_TYPER_COMPLETE_ARGS": line}
     ended = start(_NTKEXP_COMPLETE="complete_fish", **environment)
     assert ended.err == ""
@@ -164,7 +153,7 @@ def test_a_shell_completes_whole_words(line: str, offered: list[str], start: Sta
     ],
     ids=" ".join,
 )
-def test_bash_completes_what_it_splits_at_equals_signs(words: list[str], offered: list[str], start: Start) -> None:
+def test_bash_completes_what_it_splits_at_equals_signs(words: list[str], offered: list[str], start: Command) -> None:
     line = "\n".join(["ntkexp", *words])
     ended = start(_NTKEXP_COMPLETE="complete_bash", COMP_WORDS=line, COMP_CWORD=str(len(words)))
     assert ended.err == ""

@@ -16,6 +16,7 @@ import pytest
 
 from tests.docs.readme import ROOT
 from tests.kernel_file.slurm import install
+from tests.run.commands import TINY
 
 NAMES = (
     *("struct", "queue", "selectors", "socket", "pickle", "signal", "threading", "json", "typing", "tempfile"),
@@ -25,10 +26,6 @@ NAMES = (
 
 POISON = "import os\nopen(os.environ['POISONED'], 'a').write(__name__ + chr(10))\n"
 
-TINY = (
-    *("data.train=12", "data.query=6", "data.test=6", "model.width=8", "threads=1"),
-    *("steps=20", "path.count=4", "path.error_samples=4"),
-)
 KERNEL = ("data.train=12", "data.query=6", "data.test=0", "model.width=8")
 
 COMMANDS = (

@@ -18,7 +18,6 @@ from typing import Any, get_args, get_origin
 import pytest
 import torch
 from annotated_types import Ge, Gt, Le, Lt
-from omegaconf import OmegaConf
 from pydantic.fields import FieldInfo
 
 import ntkexp
@@ -32,17 +31,12 @@ from ntkexp.config.plain_yaml import read_yaml, refuse_reference_growth
 from ntkexp.experiment.experiment import Experiment
 from ntkexp.experiment.identity import identity
 from ntkexp.experiment.problem import draw_network
-from ntkexp.init import AbstractInit
 from ntkexp.kernel.record.taping import MemoryLimit
-from ntkexp.loss import AbstractLoss
 from ntkexp.mistake import Mistake
-from ntkexp.model.base import AbstractArchitecture
-from ntkexp.optimizer.base import AbstractOptimizer
 from ntkexp.path.budget import refuse_endless
 from ntkexp.run.setting import prepare
-from ntkexp.schedule import AbstractSchedule
 from tests.cli.conftest import Command, command
-from tests.config.components import CONFIGS, REQUIRED, choices, configured
+from tests.config.components import REQUIRED, choices, configured
 from tests.kernel.oracle import refused
 
 __all__ = ["command"]
@@ -391,26 +385,15 @@ def test_the_trap_springs(trap: Trap) -> None:
     assert trap.mark.exists()
 
 
-# Every YAML builds a component of its choice, and states every field and its default.
+# Every YAML states the default of every field.
 
 
-KINDS: dict[str, type[Component]] = {
-    "init": AbstractInit,
-    "loss": AbstractLoss,
-    "model": AbstractArchitecture,
-    "optimizer": AbstractOptimizer,
-    "schedule": AbstractSchedule,
-}
-EVERY = [(folder, name) for folder in KINDS for name in choices(folder)]
+EVERY = [(folder, name) for folder in ("init", "loss", "model", "optimizer", "schedule") for name in choices(folder)]
 
 
 @pytest.mark.parametrize(("folder", "name"), EVERY)
-def test_a_yaml_states_every_field_with_the_default_of_the_class(folder: str, name: str) -> None:
+def test_a_yaml_states_the_defaults_of_the_class(folder: str, name: str) -> None:
     made = configured(folder, name)
-    assert isinstance(made, KINDS[folder])
-    stated = OmegaConf.to_container(OmegaConf.load(CONFIGS / folder / f"{name}.yaml"))
-    assert isinstance(stated, dict)
-    assert stated.keys() == {"_target_", *type(made).model_fields}
     fields = type(made).model_fields.items()
     defaults = {key: field.get_default(call_default_factory=True) for key, field in fields if not field.is_required()}
     assert {key: getattr(made, key) for key in defaults} == defaults

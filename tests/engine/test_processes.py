@@ -18,6 +18,7 @@ from ntkexp.engine.local import Local
 from ntkexp.engine.slurm import Slurm
 from tests.docs.readme import ROOT
 from tests.engine.jobs import Waiting
+from tests.sweep.commands import python
 
 INTERRUPTED = """
 from ntkexp.engine.base import Task, choose, ignore
@@ -40,21 +41,8 @@ if __name__ == "__main__":
 """
 
 
-def program(text: str, **environment: str) -> subprocess.Popen[str]:
-    """A program of the user's that calls an engine."""
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    return subprocess.Popen(
-        [sys.executable, "-c", text],
-        cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": path} | environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
 def test_an_interrupt_while_a_worker_starts_is_no_traceback() -> None:
-    process = program(INTERRUPTED)
+    process = python("-c", INTERRUPTED)
     assert (*process.communicate(), process.returncode) == ("", "", 0)
 
 
@@ -82,7 +70,7 @@ def test_an_interrupt_before_a_child_of_dask_has_its_task_stops_the_task() -> No
 def test_a_server_that_loads_modules_ends_with_its_command(tmp_path: Path) -> None:
     """A command that is killed with SIGKILL sends no message."""
     loading = tmp_path / "loading"
-    process = program(KILLED, LOADING=str(loading))
+    process = python("-c", KILLED, LOADING=str(loading))
     while not (loading.is_file() and loading.read_text()):
         assert process.poll() is None, process.communicate()
         time.sleep(0.01)

@@ -14,18 +14,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ntkexp.foreign_loop.batch_gradients import CoupledOutputs, TermGradients, TermProducts
+from ntkexp.foreign_loop.batch_gradients import CoupledOutputs, TermProducts
 from ntkexp.foreign_loop.batch_norm import BatchNormMode, batch_norm_sentence
 from ntkexp.foreign_loop.example_names import SeenCall
 from ntkexp.foreign_loop.follow import follow
 from ntkexp.foreign_loop.trace import Trace, find_trace, load_trace
-from ntkexp.kernel import Adjoint, Jacobian
-from ntkexp.kernel.features.blocks import Rows
 from ntkexp.mistake import Mistake
-from ntkexp.path.step_kernel import kernel_between
 from ntkexp.report.explain import explain
 from ntkexp.report.loaded_run import load_run
 from tests.foreign_loop.loops import apart, outputs_of
+from tests.foreign_loop.test_follow import needed
 
 ROUNDING = 1e-12  # of sums over a few hundred parts, relative to the change
 EXAMPLES, BATCH = 24, 8
@@ -50,7 +48,12 @@ def data(net: nn.Module, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Te
 
 
 def step_of(
-    *, parts: int = 1, trains: Callable[[int], bool] = lambda _: True, casts: bool = False, tamper: Any = None
+    *,
+    parts: int = 1,
+    trains: Callable[[int], bool] = lambda _: True,
+    casts: bool = False,
+    bound: float = 1e9,
+    tamper: Any = None,
 ) -> Body:
     """A step of some calls, each with another batch. `tamper` changes the module in step 2, around the calls."""
 
@@ -68,6 +71,7 @@ def step_of(
                 net(x)
         if tamper is not None and step == 2:
             tamper(net, True)
+        nn.utils.clip_grad_value_(net.parameters(), bound)
         optimizer.step()
 
     return body
@@ -227,25 +231,6 @@ def test_parts_are_those_of_each_loss(mode: BatchNormMode) -> None:
     assert np.abs(found.to_numpy() - expected[:, :, places].numpy()).max() < ROUNDING * float(expected.norm())
 
 
-def test_gradients_of_terms_do_not_depend_on_the_memory_for_them() -> None:
-    """They are computed one by one, and again for each reading, or all at once."""
-    trace, _ = followed(of_images(), nesterov)
-    step, _ = next(trace.steps.forwards())
-    (call,) = step.calls
-    coupled = CoupledOutputs.of(trace.called.at(call), step.start, call.inputs, frozenset(step.start))
-    gradient = call.gradient_at(coupled.outputs)
-    total = dict(zip(coupled.leaves, coupled.gradients(gradient, keep=True), strict=True))
-    at_once, one_by_one = (TermGradients(coupled, gradient, buffer_bytes) for buffer_bytes in (1e9, 1e3))
-    assert (len(at_once), len(one_by_one)) == (1, BATCH)
-    direction = {name: torch.randn_like(weight) for name, weight in step.start.items()}
-    for _ in range(2):
-        whole, single = (torch.cat([each.applied(direction) for each in terms]) for terms in (at_once, one_by_one))
-        assert apart(single, whole) < ROUNDING
-    for name, part in total.items():
-        for terms in (at_once, one_by_one):
-            assert (terms.total[name] - part).abs().max() < ROUNDING
-
-
 class Backwards(torch.autograd.Function):
     """The identity, without a forward-mode derivative."""
 
@@ -264,69 +249,54 @@ class OnlyBackwards(nn.Module):
         return result
 
 
-def terms_and_products(net: nn.Module) -> tuple[TermGradients, TermProducts, list[Tensor]]:
-    """The gradients of the terms of a batch, by backward passes and by forward-mode derivatives."""
-    x, _, _ = data(net)
-    weights = {name: weight.detach() for name, weight in net.named_parameters()}
-    buffers = dict(net.named_buffers())
-
-    def function(given: Any, inputs: Any) -> Tensor:
-        statistics = {name: value.clone() for name, value in buffers.items()}
-        return torch.func.functional_call(net, {**statistics, **given}, inputs)  # type: ignore[no-any-return]
-
-    coupled = CoupledOutputs.of(function, weights, (x,), frozenset(weights))
-    gradient = torch.randn_like(coupled.outputs)
-    whole = dict(zip(coupled.leaves, coupled.gradients(gradient, keep=True), strict=True))
-    products = TermProducts(function, weights, (x,), gradient, whole, directions_at_once=2)
-    return TermGradients(coupled, gradient, 1e9), products, list(whole.values())
-
-
 def small_images() -> nn.Sequential:
     return nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(36, 2)).double()
 
 
-@pytest.mark.parametrize("make", [of_rows, small_images], ids=["rows", "images"])
-@pytest.mark.parametrize("names", [None, {"0.weight", "1.bias"}], ids=["all", "some"])
-def test_products_with_gradients_of_terms_are_those_of_backward_passes(
-    make: Callable[[], nn.Module], names: set[str] | None
+@pytest.mark.parametrize(  # all pairs; the smaller bound clips by value
+    ("make", "optimizer", "bound"),
+    [(of_rows, sgd, 1.0), (of_rows, nesterov, 1e-3), (small_images, sgd, 1e-3), (small_images, nesterov, 1.0)],
+    ids=["rows", "rows, Nesterov, clipped", "images, clipped", "images, Nesterov"],
+)
+def test_forward_mode_and_backward_passes_give_the_same_parts(
+    make: Callable[[], nn.Sequential], optimizer: Callable[[nn.Module], Any], bound: float
 ) -> None:
-    terms, products, whole = terms_and_products(make())
-    rows = torch.randn(3, 1, sum(part.numel() for part in whole), dtype=torch.float64)
-    sizes = [part.numel() for part in whole]
-    adjoint = Adjoint(dict(zip(products.whole, torch.split(rows, sizes, dim=2), strict=True)))
-    factors = {name: 1.0 + place for place, name in enumerate(products.whole)}
-    expected = kernel_between(adjoint, (each.of(names).scaled(factors) for each in terms), rows[:, :, 0])
-    found = kernel_between(adjoint, (each.of(names).scaled(factors) for each in products), rows[:, :, 0])
-    assert apart(found, expected) < ROUNDING
+    """In as little memory as possible too, where the gradients of the examples are computed again for each reading.
 
-    # factors of elements, as in a loop that clips gradients by value
-    credit = {"0.weight": torch.rand_like(products.weights["0.weight"])}
-    expected_part = kernel_between(adjoint, (each.of(names) for each in terms), rows[:, :, 0], credit)
-    found = kernel_between(adjoint, (each.of(names) for each in products), rows[:, :, 0], credit)
-    assert apart(found, expected_part) < ROUNDING
+    A measure and two components need six directions, fewer than the examples of a batch.
+    """
 
-    # a Jacobian on the left, as under Nesterov's momentum
-    jacobian = Jacobian(tuple(Rows(part, name) for name, part in adjoint.parts.items()), 3, 1)
-    found = kernel_between(jacobian, (each.of(names).scaled(factors) for each in products), rows[:, :, 0])
-    assert apart(found, expected) < ROUNDING
-    assert products.are_products()
-    products.refuse_other_sum(step=3)
+    def attributed(identity: nn.Module, *, little: bool = False) -> Any:
+        torch.manual_seed(0)
+        net = make().insert(3, identity)
+        trace, _ = followed(net, optimizer, step_of(bound=bound), measure=lambda outputs, call: outputs.logsumexp(1))
+        by = {"first": ["0.*", "1.bias"], "rest": ["*"]}
+        return trace.attribute(by=by, quiet=True, memory_gb=1.1 * needed(trace) if little else None)
+
+    expected = attributed(nn.Identity())
+    for found in (attributed(OnlyBackwards()), attributed(OnlyBackwards(), little=True)):
+        for name in ("contribution", "by_component"):
+            assert apart(found[name], expected[name]) < ROUNDING
 
 
 def test_products_that_are_not_those_of_the_batch_are_refused() -> None:
-    _, products, _ = terms_and_products(of_rows())
+    net = of_rows()
+    x, _, _ = data(net)
+    weights = {name: weight.detach() for name, weight in net.named_parameters()}
+
+    def function(given: Any, inputs: Any) -> Tensor:
+        buffers = {name: value.clone() for name, value in net.named_buffers()}
+        return torch.func.functional_call(net, {**buffers, **given}, inputs)  # type: ignore[no-any-return]
+
+    coupled = CoupledOutputs.of(function, weights, x, frozenset(weights))
+    gradient = torch.randn_like(coupled.outputs)
+    whole = dict(zip(coupled.leaves, coupled.gradients(gradient, keep=False), strict=True))
+    products = TermProducts(function, weights, x, gradient, whole, directions_at_once=2)
+    assert products.are_products()
     products.whole["0.weight"] = products.whole["0.weight"] + 1e-6
     assert not products.are_products()
     with pytest.raises(Mistake, match=r"step 3: the gradients of 24 examples .* do not add up"):
         products.refuse_other_sum(step=3)
-
-
-def test_a_function_without_a_forward_mode_derivative_is_attributed_by_backward_passes() -> None:
-    net = nn.Sequential(*list(of_rows())[:3], OnlyBackwards(), nn.Linear(10, 2)).double()
-    _, products, _ = terms_and_products(net)
-    assert not products.are_products()
-    trace, change = followed(net, sgd)
-    assert np.abs(explained(trace.attribute(quiet=True)) - change.numpy()).max() < ROUNDING * float(change.norm())
 
 
 def test_under_autocast_parts_casts_and_statistics_add_up(tmp_path: Path) -> None:

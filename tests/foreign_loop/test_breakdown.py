@@ -65,16 +65,6 @@ def test_leaving_out_is_training_without(name: str) -> None:
     assert float((outputs - again.outputs_at(again.flat.vector(trace.steps.end))).abs().max()) > 1e-4
 
 
-def test_an_empty_call_adds_nothing() -> None:
-    """The other calls of its step are kept."""
-    given = training(loops.momentum, loops.accumulated)
-    trace = given.traced()
-    first, _ = next(trace.steps.forwards())
-    again = LoopAgain(given.traced, trace, "fixed").train(dict.fromkeys(first.calls[0].names, 0.0))
-    assert list(again.steps.names()) == list(trace.steps.names())
-    assert not torch.equal(again.steps.end["0.weight"], trace.steps.end["0.weight"])
-
-
 @pytest.mark.slow
 def test_effects_are_checked_against_trainings_without_examples(tmp_path: Path) -> None:
     given, folder = TRAININGS["adamw, clipped"], tmp_path / "outputs" / "runs" / "mine"

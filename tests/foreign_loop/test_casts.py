@@ -21,10 +21,7 @@ import ntkexp
 from ntkexp.foreign_loop.call import forbidden_kernels
 from ntkexp.foreign_loop.closing import casts_sentence
 from ntkexp.foreign_loop.trace import find_trace, load_trace
-from ntkexp.kernel import Reader
-from ntkexp.kernel.record.casts import has_casts, without_casts
 from ntkexp.mistake import Mistake
-from ntkexp.model.functional import function_of
 from tests.foreign_loop import loops
 from tests.foreign_loop.loops import EXAMPLES, STEPS, Body, Loop, Maker, apart, followed, missed, outputs_of, parts_of
 
@@ -193,21 +190,6 @@ def test_parts_and_casts_add_up(name: str) -> None:
         away = outputs_of(given.model, given.queries).float() - end
     assert found.attrs["away"] == pytest.approx(float(away.norm()), rel=1e-3)  # float32, in differences
     assert f"{case.named.format(str(case.kind)[6:])} changed gradients by up to" in casts_sentence(found)
-
-
-@pytest.mark.parametrize(("kind", "casts"), [(nn.Sequential, False), (Inside, True), (Partly, True)])
-def test_checks_ignore_casts_if_a_tape_has_some(kind: type[nn.Sequential], casts: bool) -> None:
-    """Ignoring casts changes a tape if and only if the tape has casts."""
-    function = function_of(kind(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)), None)
-    weights = {"0.weight": torch.randn(4, 3), "2.weight": torch.randn(2, 4)}
-    plain, uncast = (
-        Reader(each, frozenset(weights)).record(weights, torch.randn(5, 3))
-        for each in (function, without_casts(function))
-    )
-    assert has_casts(plain) == casts
-    assert not has_casts(uncast)
-    assert ([entry.op for entry in plain.entries] != [entry.op for entry in uncast.entries]) == casts
-    assert [value.dtype for value in uncast.values if value.is_floating_point()] == [torch.float32] * len(uncast.values)
 
 
 @pytest.mark.slow

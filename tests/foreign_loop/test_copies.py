@@ -177,6 +177,7 @@ def trained(copier: Copier, *, follows: bool) -> tuple[list[Tensor], Trace | Non
                 twins.append(copier(net))
                 outputs.append(twins[0](ROWS).detach().clone())
             optimizer.step()
+    assert not net._forward_hooks
     return [*outputs, twins[0](ROWS).detach(), net(ROWS).detach()], trace
 
 

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 import ntkexp
-from ntkexp.foreign_loop.example_names import SeenCall, digests
+from ntkexp.foreign_loop.example_names import SeenCall
 from ntkexp.foreign_loop.trace import Trace
 from ntkexp.mistake import Mistake
 from tests.bench.follow import Words
@@ -40,29 +40,6 @@ def test_a_bug_is_refused_by_step_and_name(body: Body, step: int, name: str, sai
     assert f"'{name}" in message
     assert said in message
     assert given.done == 0 or said != GRADIENT  # other gradients are refused before the second step
-
-
-def test_a_loop_is_not_changed_by_being_followed() -> None:
-    one, other = loop(loops.momentum), loop(loops.momentum)
-    followed(one, plain)
-    loops.train(other, plain)
-    for ours, theirs in zip(one.model.parameters(), other.model.parameters(), strict=True):
-        assert torch.equal(ours, theirs)
-    assert not one.model._forward_hooks
-
-
-def test_the_parts_of_sgd_are_sums_over_its_steps() -> None:
-    """−η Σ_s K̄_s(x, xᵢ) ℓ′ᵢ, with the library's secant kernel."""
-    given, expected = loop(sgd), torch.zeros(3, 3, loops.EXAMPLES, dtype=torch.float64)
-    trace = followed(given, plain)
-    places = {name: place for place, name in enumerate(digests(given.x))}
-    for step, end in trace.steps.forwards():
-        (call,) = step.calls
-        assert isinstance(call.inputs, Tensor)
-        kernel = ntkexp.secant_kernel(trace.module, step.start, end, given.queries, call.inputs)
-        parts = -0.3 * torch.einsum("qcnd,nd->qcn", kernel, call.gradient)
-        expected.index_add_(2, torch.tensor([places[name] for name in call.names]), parts)
-    assert loops.apart(trace.attribute()["contribution"].sel(example=list(places)), expected) < EXACT
 
 
 def test_rounding_of_sums_that_cancel_is_no_change_by_hand() -> None:

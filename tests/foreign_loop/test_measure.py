@@ -19,11 +19,10 @@ from torch.utils.data import DataLoader, TensorDataset
 from ntkexp.cli.main import run as command
 from ntkexp.foreign_loop.example_names import SeenCall
 from ntkexp.foreign_loop.follow import follow
-from ntkexp.foreign_loop.measure import MeasuredQueries, QueryCalls
 from ntkexp.foreign_loop.trace import find_trace, load_trace
 from ntkexp.mistake import Mistake
 from tests.foreign_loop import loops
-from tests.foreign_loop.loops import WORDS, Language, Loop, adamw, apart, followed, loop, momentum, plain, sgd
+from tests.foreign_loop.loops import WORDS, Language, Loop, adamw, apart, followed, loop, plain, sgd
 from tests.foreign_loop.test_casts import brain, cast_loop
 
 EXACT = 1e-12  # relative to the change of a measure: rounding of some thousand sums
@@ -129,16 +128,6 @@ def test_a_step_by_hand() -> None:
     first, second = (before + after)[:, 1] / 2 * chord, powers.mean(0)  # J̄ of m in f₀ and f₁
     expected = first[:, None] * moved[:, :, 0] + second[:, None] * moved[:, :, 1]
     assert np.abs(found["contribution"][:, 0].to_numpy() - expected.numpy()).max() < EXACT
-
-
-def test_one_output_as_a_measure_is_that_output() -> None:
-    def second(outputs: Tensor, call: SeenCall) -> Tensor:
-        return outputs[:, 1]
-
-    every = followed(loop(momentum), plain, loss=cross_entropies, ids=place_of).attribute(effects=True)
-    one = followed(loop(momentum), plain, loss=cross_entropies, ids=place_of, measure=second).attribute(effects=True)
-    for name in ("contribution", "decay", "by_step", "effect"):
-        assert np.abs(every[name][:, 1] - one[name][:, 0]).max() < EXACT, name
 
 
 DATA = loop(sgd)
@@ -292,10 +281,3 @@ def test_other_functions_are_refused_before_training(measure: Any, queries: Any,
     with pytest.raises(Mistake, match=said):
         in_batches(given, measure)
     assert given.done == 0
-
-
-def test_queries_of_several_calls_stay_in_their_places() -> None:
-    calls = QueryCalls((2, 1), ("a", "b", "c"))
-    seen = MeasuredQueries(lambda outputs, call: torch.stack([outputs[:, 0], outputs[:, 0]], 1), calls)
-    assert list(calls) == [slice(0, 2), slice(2, 3)]
-    assert seen.values(torch.arange(3.0)[:, None], torch.zeros(3)).tolist() == [[0, 0], [1, 1], [2, 2]]

@@ -516,9 +516,8 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_a_refusal_names_the_cause_and_the_way_out(case: str) -> None:
     act, said = REFUSED[case]
-    with pytest.raises(Mistake, match=said) as refusal:
+    with pytest.raises(Mistake, match=said):
         act()
-    assert "\n" not in str(refusal.value)
 
 
 def test_other_shapes_of_queries_get_no_advice_that_does_not_help() -> None:

@@ -252,6 +252,5 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_a_refusal_names_the_way_out(case: str) -> None:
     act, words = REFUSED[case]
-    with pytest.raises(Mistake, match=words) as refusal:
+    with pytest.raises(Mistake, match=words):
         act()
-    assert "\n" not in str(refusal.value)

@@ -243,24 +243,6 @@ def test_surrogate_gradients_train_and_secants_explain(case: str) -> None:
     assert float(found["gradient_error"].max()) <= ROUNDING
 
 
-def test_gradients_of_examples_are_those_of_autograd() -> None:
-    """One step of gradient descent with a linear readout alone: f changes by −η Σᵢ ⟨h(x), h(xᵢ)⟩ ℓ′ᵢ."""
-    model = Surrogate(SURROGATES["rounded activations"])
-    for layer in (model.first, model.layer):
-        layer.requires_grad_(False)
-    readout, gradients = model.last, torch.zeros(EXAMPLES, 3, dtype=torch.float64)
-    hidden = model.body(model.layer, torch.tanh(model.first(X))).detach()
-    logits = readout(hidden).detach().requires_grad_()
-    (gradients,) = torch.autograd.grad(likelihood(logits, X), logits)
-    optimizer = torch.optim.SGD(readout.parameters(), 0.5)
-    with ntkexp.follow(model, optimizer, queries=X[:3]) as trace:
-        likelihood(model(X), X).backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-    found = trace.attribute(quiet=True)["contribution"].transpose("query", "out", "example").values
-    expected = -0.5 * torch.einsum("qe,ec->qce", hidden[:3] @ hidden.T + 1, gradients)
-    assert sorted(found[0, 0]) == pytest.approx(sorted(expected[0, 0].tolist()), rel=0, abs=1e-14)
-
-
 def test_effects_need_derivatives() -> None:
     trace = trained(Surrogate(SURROGATES["a stopped branch"]), likelihood)
 

@@ -239,9 +239,8 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_a_refusal_names_both_ways(case: str, tmp_path: Path) -> None:
     act, words = REFUSED[case]
-    with pytest.raises(Mistake, match=words) as refusal:
+    with pytest.raises(Mistake, match=words):
         act(tmp_path)
-    assert "\n" not in str(refusal.value)
 
 
 def test_plain_optimizers_may_take_turns() -> None:

@@ -15,7 +15,7 @@ from mpmath import mp, mpf
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from ntkexp.kernel.record.casts import with_casts
+from ntkexp.kernel.record.casts import has_casts, with_casts
 from ntkexp.kernel.record.tape import Entry
 from ntkexp.kernel.secant.call import Call
 from ntkexp.kernel.secant.rules.elementwise import DERIVATIVES, GAUSS_RANGE, SLOPES, SLOPES_OF_CALLS
@@ -262,6 +262,7 @@ def test_without_casts_a_step_closes_to_double_precision() -> None:
         start, after = reader.record(own, given.x), reader.record(end, given.x)
         errors[casts] = (reader.secant(start, after).jvp - (after.outputs - start.outputs)).abs().max()
         assert start.eps == {"keep": SINGLE, "ignore": DOUBLE}[casts]
+        assert has_casts(start) == (casts == "keep")
     size = given.module(given.x).detach().abs().max()
     assert errors["ignore"] < 300 * DOUBLE * size
     assert 300 * DOUBLE * size < errors["keep"] < 300 * SINGLE * size

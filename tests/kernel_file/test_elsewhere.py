@@ -53,14 +53,17 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     return contents(path)
 
 
-def test_a_killed_worker_costs_a_tile(tmp_path: Path, alone: dict[str, bytes]) -> None:
+@pytest.mark.parametrize(("engine", "said"), [("local", "its process was killed"), ("slurm:cluster=local", "job ")])
+def test_a_killed_worker_or_job_costs_a_tile(engine: str, said: str, tmp_path: Path, alone: dict[str, bytes]) -> None:
     path = tmp_path / "k.zarr"
-    process = begun(path, *TANGENT, "--workers=2")
+    process = begun(path, *TANGENT, f"--engine={engine}", "--workers=2")
     until_marked(process, path, 2)
-    os.kill(workers(process.pid)[0], signal.SIGKILL)
+    worker = (workers if engine == "local" else children)(process.pid)[0]
+    for pid in (*children(worker), worker):
+        os.kill(pid, signal.SIGKILL)
     found = ended(process)
     assert found.status == 0, found
-    assert "k.zarr: a worker is lost: its process was killed" in found.err
+    assert f"k.zarr: a worker is lost: {said}" in found.err
     assert contents(path) == alone
 
 
@@ -90,16 +93,3 @@ def test_jobs_write_the_same_bytes(tmp_path: Path) -> None:
     assert len(scripts) == 2
     assert all("#SBATCH --partition=short\n" in script for script in scripts)
     assert all(f"{tmp_path}/slurm" in script for script in scripts)
-
-
-def test_a_killed_job_costs_a_tile(tmp_path: Path, alone: dict[str, bytes]) -> None:
-    path = tmp_path / "k.zarr"
-    process = begun(path, *TANGENT, "--engine=slurm:cluster=local", "--workers=2")
-    until_marked(process, path, 2)
-    job = children(process.pid)[0]
-    for pid in (*children(job), job):
-        os.kill(pid, signal.SIGKILL)
-    found = ended(process)
-    assert found.status == 0, found
-    assert "k.zarr: a worker is lost: job " in found.err
-    assert contents(path) == alone

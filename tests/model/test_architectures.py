@@ -22,13 +22,12 @@ from ntkexp.model.base import AbstractArchitecture
 from ntkexp.model.networks import MLP
 from ntkexp.run.setting import prepare, survey
 from ntkexp.shapes import Shape
-from tests.config.components import OWN, choices, configured
+from tests.config.components import OWN, configured
 from tests.kernel.oracle import EPS, agree, normal, refused
 from tests.run.commands import TINY, only_run
 from tests.run.small import small
 from tests.run.test_execute import full_disk
-
-INITS = choices("init")
+from tests.test_init import init
 
 
 class FirstChannel(AbstractPointwise):
@@ -74,31 +73,11 @@ def test_a_network_of_unfit_shapes_is_refused(model: AbstractArchitecture) -> No
         survey(experiment.model_copy(update={"model": model}))
 
 
-def init(name: str, **changes: object) -> AbstractInit:
-    made = configured("init", name, **changes)
-    assert isinstance(made, AbstractInit)
-    return made
-
-
 def network(model: str, shape: tuple[int, ...], outputs: int, *, vocabulary: int = 0, **changes: object) -> nn.Module:
     """A small network for examples of this shape."""
     architecture = configured("model", model, width=8, **changes)
     assert isinstance(architecture, AbstractArchitecture)
     return architecture.module(init("ntk"), shape, outputs, torch.Generator().manual_seed(0), vocabulary).eval()
-
-
-@pytest.mark.parametrize("name", INITS)
-def test_the_variance_of_a_convolution(name: str) -> None:
-    """Away from the zeros at the border: W_std² times the mean square of the window, + b_std², as for a dense layer.
-
-    The mean of n squares has a relative deviation of √(2/n), and an error of six deviations happens once in 5e8.
-    """
-    n = 4096
-    layer = init(name, W_std=1.3, b_std=0.4).conv(n, 3)
-    x = normal(1, 2, 3, 3)
-    z = build((layer,), (2, 3, 3), torch.Generator().manual_seed(0))(x).detach()[0, :, 1, 1]
-    expected = 1.3**2 * float(x.square().mean()) + 0.4**2
-    assert abs(float(z.square().mean()) / expected - 1) < 6 * sqrt(2 / n)
 
 
 def test_convolutions_with_matched_weights_are_the_same_function() -> None:

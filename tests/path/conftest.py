@@ -1,11 +1,7 @@
-"""One thread: small matrices gain nothing from more, and tests share their cores."""
+"""One thread, as in tests/run."""
 
 from __future__ import annotations
 
-import pytest
-import torch
+from tests.run.conftest import one_thread
 
-
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
+__all__ = ["one_thread"]

@@ -33,7 +33,7 @@ from ntkexp.report.loaded_run import load_run
 from ntkexp.report.material import what_came_out
 from ntkexp.report.plots.rendering import png, svg
 from ntkexp.report.plots.run_plots import figure_of, gallery, strip
-from ntkexp.report.run import Run, load_runs, read_run
+from ntkexp.report.run import Run, read_run
 from ntkexp.report.tables import format_csv
 from ntkexp.text import shown_name
 from tests.report.test_plots import assert_inside
@@ -50,42 +50,6 @@ def test_a_run_reads_back(finished: dict[str, Path]) -> None:
     assert run.kernels["step"].values.tolist()[-1] == 60
     assert run.points == {"train": slice(0, 40), "query": slice(40, 64), "test": slice(64, 94)}
     assert run.data["query_shown"].shape == (24, 1, 8, 8)
-
-
-@pytest.mark.parametrize("kind", ["two classes", "ten classes", "regression"])
-def test_contributions_make_the_prediction(finished: dict[str, Path], kind: str) -> None:
-    run = load_run(finished[kind])
-    f = run.predictions
-    made = f.sel(machine="f_0").values + run.contributions["contribution"].sum("example").values
-    parts = float(np.abs(run.contributions["contribution"].values).sum(axis=2).max())
-    # 60 steps, each rounded a few times at the size of what is added up
-    np.testing.assert_allclose(made, f.sel(machine="f_T").values, atol=10 * 60 * np.finfo(float).eps * parts)
-
-
-def test_a_run_can_be_copied(finished: dict[str, Path], tmp_path: Path) -> None:
-    copy = shutil.copytree(finished["two classes"], tmp_path / "copy", ignore=shutil.ignore_patterns(".lock"))
-    assert load_run(copy).metrics.equals(load_run(finished["two classes"]).metrics)
-
-
-DAMAGE = {
-    "config.json": b"{",
-    "metrics.csv": b"step,loss\n0,word\n",
-    "results.csv": b"split\n",
-    "kernels.zarr/zarr.json": b"{",
-    "DONE.json": b"[]",
-}
-
-
-@pytest.mark.parametrize("name", DAMAGE)
-@pytest.mark.parametrize("declared", [False, True])
-def test_a_damaged_run_is_one_line(finished: dict[str, Path], tmp_path: Path, name: str, declared: bool) -> None:
-    copy = shutil.copytree(finished["regression"], tmp_path / "run")
-    (copy / name).write_bytes(DAMAGE[name])
-    if declared:  # the damage was there before the seal
-        RunFolder(copy).finish(["config.json", "metrics.csv", "results.csv", "kernels.zarr"])
-        (copy / name).write_bytes(DAMAGE[name])
-    with pytest.raises(Mistake, match=rf"^[^\n]*{copy}[^\n]*$"):
-        load_run(copy)
 
 
 SEEDS = [*range(5), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(5, 30))]
@@ -123,14 +87,6 @@ def test_an_unfinished_run_is_refused_but_can_be_read_by_its_writer(finished: di
     with RunFolder(copy).claim(), pytest.raises(Mistake, match="still being written"):
         load_run(copy)
     assert len(read_run(copy).metrics) == 61
-
-
-def test_unreadable_runs_do_not_hide_others(finished: dict[str, Path], tmp_path: Path) -> None:
-    run, mistake = load_runs([finished["regression"], tmp_path])
-    assert isinstance(run, Run)
-    assert run.path == finished["regression"]
-    assert isinstance(mistake, Mistake)
-    assert str(tmp_path) in str(mistake)
 
 
 RECORDS = [module.name for module in walk_packages(records.__path__, "ntkexp.records.")]

@@ -9,7 +9,6 @@ from textwrap import dedent
 
 import numpy as np
 import pytest
-import torch
 
 from ntkexp.cli.main import run as run_command
 from ntkexp.experiment.identity import identity
@@ -18,7 +17,7 @@ from ntkexp.mistake import Mistake
 from ntkexp.report.loaded_run import LoadedRun, load_run
 from tests.run.commands import promised
 from tests.run.small import execute_in, small
-from tests.run.test_recorded import Interrupting
+from tests.run.test_recorded import Interrupting, executed, saved_weights
 
 TINY = (
     *("data.train=9", "data.query=5", "data.test=2", "model.width=6", "threads=1", "checkpoint_seconds=0"),
@@ -28,17 +27,9 @@ TINY = (
 RECORDING = (*TINY, "path.record=[weights]")
 
 
-def executed(out: Path, words: Sequence[str]) -> LoadedRun:
-    return load_run(execute_in(out, small(*words), words))
-
-
 @pytest.fixture(scope="module")
 def parent(tmp_path_factory: pytest.TempPathFactory) -> LoadedRun:
     return executed(tmp_path_factory.mktemp("parent"), RECORDING)
-
-
-def end_weights(run: LoadedRun) -> dict[str, np.ndarray]:
-    return {name: weight.numpy() for name, weight in torch.load(run.path / "weights.pt")["end"].items()}
 
 
 def start_weights(words: Sequence[str]) -> dict[str, np.ndarray]:
@@ -51,7 +42,7 @@ def test_a_child_with_the_data_of_its_parent_goes_on_like_it(parent: LoadedRun, 
     words = (*RECORDING, f"init.parent={parent.path}@{step}", f"steps={6 - step}", "seed=5")
     child = executed(tmp_path, words)
     np.testing.assert_equal(child.weights_at(0), parent.weights_at(step))
-    np.testing.assert_equal(end_weights(child), end_weights(parent))
+    np.testing.assert_equal(saved_weights(child, "end"), saved_weights(parent, "end"))
     limit = child.results.query("machine == 'frozen_limit'")
     assert limit["relative_error"].isna().all()
     assert "the weights are those of init.parent, and not drawn" in set(limit["note"])
@@ -61,7 +52,7 @@ def test_the_end_of_a_run_is_its_last_step(parent: LoadedRun) -> None:
     last, end = (small(*TINY, f"init.parent={parent.path}@{step}") for step in ("6", "end"))
     outputs = small(*TINY, f"init.parent={parent.path.parent.parent}@end")  # a folder with one run
     assert identity(last) == identity(end) == identity(outputs)
-    np.testing.assert_equal(start_weights((*TINY, f"init.parent={parent.path}@end")), end_weights(parent))
+    np.testing.assert_equal(start_weights((*TINY, f"init.parent={parent.path}@end")), saved_weights(parent, "end"))
 
 
 def test_the_identity_is_that_of_parent_and_step(parent: LoadedRun, tmp_path: Path) -> None:

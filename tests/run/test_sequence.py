@@ -31,6 +31,7 @@ from ntkexp.run.setting import Setting, prepare
 from ntkexp.shapes import Weights
 from tests.report.test_plots import assert_inside, assert_readable
 from tests.run.small import Memory, Ran, execute_in, ran, small
+from tests.run.test_resumed import ADAM, EFFECTS
 
 ROUNDING = 1e-12  # sums over 20 steps of numbers near 1
 SEQUENCE = ("data=sequence", "ladder.machine=[]", "path.rule=[secant]")
@@ -308,14 +309,6 @@ def test_runs_without_phases_tell_nothing(tmp_path: Path) -> None:
 # Effects of whole runs: what a run says leaving an example out would change, against trainings without.
 
 
-QUICK_EFFECTS = (
-    "data=digits", "data.classes=[0,1,2]", "data.train=12", "data.query=4", "data.test=3", "loss=cross_entropy",
-    "steps=6", "model.width=6", "model.activation=tanh", "path.rule=[left]", "ladder.machine=[left]",
-    "path.attributed=5", "path.effects=derivative",
-)  # fmt: skip
-ADAM = ("optimizer=adam", "optimizer.step_size=0.02", "optimizer.batch=4", "optimizer.eps=1e-4")
-
-
 def effects_of(setting: Setting) -> EffectsResult:
     found = run(setting, Memory()).effects
     assert found is not None
@@ -342,7 +335,7 @@ def known_points(found: EffectsResult) -> Tensor:
     "words", [pytest.param(("optimizer=gd", "init.centred=true", "init.alpha=2"), marks=pytest.mark.slow), ADAM]
 )
 def test_a_run_says_what_an_example_less_would_change(words: tuple[str, ...]) -> None:
-    setting = prepare(small(*QUICK_EFFECTS, *words))
+    setting = prepare(small(*EFFECTS, *words))
     found = effects_of(setting)
     known = known_points(found)
     expected = slopes(setting, 3)[known]
@@ -363,12 +356,12 @@ def assert_retrained(setting: Setting) -> None:
 
 
 def test_effects_are_retrained_where_that_is_cheaper() -> None:
-    assert_retrained(prepare(small(*QUICK_EFFECTS, *ADAM, "path.effects=true")))
+    assert_retrained(prepare(small(*EFFECTS, *ADAM, "path.effects=true")))
 
 
 @pytest.mark.parametrize("words", ["path.effects=one_step", "path.mean=fixed", "path.attributed=1"])
 def test_what_trainings_do_not_tell_or_tell_too_slowly_is_swept_for(words: str) -> None:
-    asked = prepare(small(*QUICK_EFFECTS, *ADAM, "path.effects=true", words)).sweep
+    asked = prepare(small(*EFFECTS, *ADAM, "path.effects=true", words)).sweep
     assert asked is not None
     assert not asked.retrains
 
@@ -383,15 +376,13 @@ def test_a_training_that_does_not_repeat_itself_is_told() -> None:
 
 @pytest.mark.slow
 def test_chosen_outputs_have_the_same_effects() -> None:
-    every, some = (
-        effects_of(prepare(small(*QUICK_EFFECTS, *ADAM, *more))).values for more in ((), ("path.outputs=[2]",))
-    )
+    every, some = (effects_of(prepare(small(*EFFECTS, *ADAM, *more))).values for more in ((), ("path.outputs=[2]",)))
     assert torch.allclose(some[:2], every[:2, 2:], rtol=1e-12, atol=0)
 
 
 @pytest.mark.slow
 def test_kinks_and_disagreement_are_told() -> None:
-    found = effects_of(prepare(small(*QUICK_EFFECTS, "model.activation=relu", "optimizer=gd")))
+    found = effects_of(prepare(small(*EFFECTS, "model.activation=relu", "optimizer=gd")))
     assert any("relu" in sentence for sentence in found.caveats)
 
 
@@ -405,7 +396,7 @@ class OfMyOwn(SGD):
 
 
 def of_my_own(*words: str) -> Experiment:
-    return Experiment(**dict(small(*QUICK_EFFECTS, "optimizer=sgd", *words)) | {"optimizer": OfMyOwn()})
+    return Experiment(**dict(small(*EFFECTS, "optimizer=sgd", *words)) | {"optimizer": OfMyOwn()})
 
 
 def test_an_optimizer_from_elsewhere_has_effects_only_by_few_trainings() -> None:
@@ -424,4 +415,4 @@ def test_an_optimizer_from_elsewhere_has_effects_only_by_few_trainings() -> None
 
 def test_a_flow_has_no_effects() -> None:
     with pytest.raises(Mistake, match=r"path.effects=derivative: optimizer=flow"):
-        small(*QUICK_EFFECTS, "optimizer=flow", "loss=squared")
+        small(*EFFECTS, "optimizer=flow", "loss=squared")

@@ -51,13 +51,6 @@ def test_casts_cost_their_rounding_unless_they_are_ignored(casts: str, low: floa
     assert told in run.outcome.sentence
 
 
-def test_a_network_without_casts_is_the_same_either_way() -> None:
-    kept, ignored = (ran("path.rule=[secant]", f"path.casts={casts}") for casts in ("keep", "ignore"))
-    assert torch.equal(kept.contributions("secant"), ignored.contributions("secant"))
-    assert kept.outcome.sentence == ignored.outcome.sentence
-    assert "cast" not in kept.outcome.sentence
-
-
 def test_a_run_without_secants_says_how_its_kernels_are_read() -> None:
     sentence = ran(*ending("Entropy"), "path.rule=[left]", "steps=2", trust=[str(OWN)]).outcome.sentence
     assert "no difference rule for the operation aten.special_entr.default: the tangent is read from plain" in sentence

@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -37,10 +38,15 @@ def begun(out: Path, *words: str, **environment: str) -> subprocess.Popen[str]:
 
 
 def running(*words: str, **environment: str) -> subprocess.Popen[str]:
-    """`ntkexp …`, in a separate group of processes; workers find tests by PYTHONPATH, not by the working folder."""
+    """`ntkexp …`, running."""
+    return python("-m", "tests.sweep.commands", *words, **environment)
+
+
+def python(*words: str, **environment: str) -> subprocess.Popen[str]:
+    """`python …`, in a separate group of processes; workers find tests by PYTHONPATH, not by the working folder."""
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     return subprocess.Popen(
-        [sys.executable, "-m", "tests.sweep.commands", *words],
+        [sys.executable, *words],
         cwd=ROOT,
         env=os.environ | {"PYTHONPATH": path} | environment,
         stdout=subprocess.PIPE,
@@ -48,6 +54,13 @@ def running(*words: str, **environment: str) -> subprocess.Popen[str]:
         text=True,
         start_new_session=True,
     )
+
+
+def until_stepping(process: subprocess.Popen[str], out: Path, count: int) -> None:
+    """Wait until `count` runs are under way."""
+    while process.poll() is None and len(list(out.glob("runs/*/progress.json"))) < count:
+        time.sleep(0.01)
+    assert process.poll() is None, process.communicate()
 
 
 def ended(process: subprocess.Popen[str]) -> Ended:

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +27,7 @@ from ntkexp.engine.base import Task, ignore
 from ntkexp.engine.slurm import DEFAULT_RESOURCES, REQUEUES, open_engine
 from ntkexp.sweep.jobs import RunJob
 from tests.docs.readme import ROOT
-from tests.sweep.commands import TINY, begun, ended, journal, record, states, swept
+from tests.sweep.commands import TINY, begun, ended, journal, record, states, swept, until_stepping
 
 
 @dataclass(frozen=True)
@@ -82,12 +82,6 @@ FOUR = ("model.width=8,9", "seed=0..1", *TINY)
 TWO = ("model.width=8,9", *TINY)
 
 
-def until_stepping(process: subprocess.Popen[str], out: Path, count: int) -> None:
-    """Wait until `count` runs are under way."""
-    while process.poll() is None and len(list(out.glob("runs/*/progress.json"))) < count:
-        time.sleep(0.01)
-
-
 @pytest.mark.slow
 def test_an_interrupt_reaches_the_workers_and_a_worker_that_is_killed_costs_nothing(tmp_path: Path) -> None:
     """Both share a cluster, because its start takes longer than the sweeps."""
@@ -109,26 +103,22 @@ def test_an_interrupt_reaches_the_workers_and_a_worker_that_is_killed_costs_noth
         assert sorted(journal(out, "done")) == sorted(run["folder"] for run in record(out)["runs"])
 
 
-def test_an_address_that_does_not_answer_is_one_line_in_time(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+async def in_a_loop(words: Sequence[str]) -> int:
+    return run(words)
+
+
+@pytest.mark.parametrize("carry_out", [run, lambda words: asyncio.run(in_a_loop(words))], ids=["shell", "notebook"])
+def test_an_address_that_does_not_answer_is_one_line_in_time(
+    carry_out: Callable[[Sequence[str]], int], capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """A loop of asyncio that runs already, as in a notebook, is not in the way."""
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))  # no process listens
         engine = f"--engine=dask:tcp://127.0.0.1:{silent.getsockname()[1]},timeout=0.5"
-        assert run(["sweep", *FOUR, engine, f"--out={tmp_path}"]) == 2
+        assert carry_out(["sweep", *FOUR, engine, f"--out={tmp_path}"]) == 2
     said = capfd.readouterr().err
     assert "does not answer within 0.5 s" in said
     assert said.count("\n") == 1
-
-
-async def swept_in_a_notebook(*arguments: str) -> int:
-    return run(["sweep", *arguments])
-
-
-def test_a_loop_that_runs_already_is_not_in_the_way(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    with socket.socket() as silent:
-        silent.bind(("127.0.0.1", 0))
-        engine = f"--engine=dask:tcp://127.0.0.1:{silent.getsockname()[1]},timeout=0.5"
-        assert asyncio.run(swept_in_a_notebook(*FOUR, engine, f"--out={tmp_path}")) == 2
-    assert "does not answer within 0.5 s" in capfd.readouterr().err
 
 
 def test_a_server_of_another_kind_is_one_line(tmp_path: Path) -> None:
@@ -148,27 +138,6 @@ def speak_otherwise(server: socket.socket) -> None:
         line.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
         while line.recv(4096):
             pass
-
-
-@pytest.mark.parametrize(
-    ("engine", "advice"),
-    [
-        ("dask", "names no cluster"),
-        ("dask:nowhere.json", "there is no such file"),
-        ("dask:tcp://127.0.0.1:1,timout=3", "cannot be read"),
-        ("dask:tcp://127.0.0.1:1,timeout=soon", "cannot be read"),
-        ("slurm:partitoin=x", "did you mean 'partition'"),
-        ("slurm:cluster=local,cpus=two", "cpus=two is not a number"),
-        ("slurm:cluster=lokal", "did you mean 'local'"),
-        ("dusk:x", "did you mean 'dask'"),
-        ("local:3", "write --engine=local"),
-    ],
-)
-def test_what_cannot_be_meant_is_one_line(engine: str, advice: str, capfd: pytest.CaptureFixture[str]) -> None:
-    assert run(["sweep", *FOUR, f"--engine={engine}"]) == 2
-    said = capfd.readouterr().err
-    assert advice in said
-    assert said.count("\n") == 1
 
 
 # Jobs by submitit: what a Slurm that runs nothing is asked for; tests/kernel_file/test_elsewhere.py carries some out.

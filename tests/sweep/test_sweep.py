@@ -25,7 +25,7 @@ from ntkexp.sweep.plan import JOURNAL, Estimator, EventLog, finished_speed, plan
 from tests.kernel_file.subjects import Here
 from tests.report.stand_ins import stand_in
 from tests.run.commands import promised
-from tests.sweep.commands import TINY, begun, children, ended, journal, record, states, swept, workers
+from tests.sweep.commands import TINY, begun, children, ended, journal, record, states, swept, until_stepping, workers
 from tests.torture.damage import HARMS
 
 THREE = ("model.width=8..10", *TINY)
@@ -115,13 +115,6 @@ def test_what_failed_is_told_once_and_not_repeated_unasked(tmp_path: Path) -> No
     assert swept(tmp_path, *words, "--retry-failed").status == 1
     assert len(journal(tmp_path, "failed")) == 2
     assert len(journal(tmp_path, "done")) == 1
-
-
-def until_stepping(process: subprocess.Popen[str], out: Path, count: int) -> None:
-    """Wait until `count` runs are under way."""
-    while process.poll() is None and len(list(out.glob("runs/*/progress.json"))) < count:
-        time.sleep(0.01)
-    assert process.poll() is None, process.communicate()
 
 
 @pytest.mark.slow
