@@ -269,8 +269,7 @@ class Polynomial(AbstractRetraining):
 def test_halves_of_a_removal_agree_by_the_cosine_of_their_changes() -> None:
     """One of five examples is left out. The halves change the outputs by a/2 + b/4 and by a/2 + 3b/4."""
     a, b = torch.tensor([[1.0, 2.0], [3.0, -8.0]], dtype=torch.float64)
-    halves = torch.stack([a / 2 + b / 4, a / 2 + 3 * b / 4])
-    cosine = torch.nn.functional.cosine_similarity(*halves, dim=0)
+    cosine = torch.nn.functional.cosine_similarity(a / 2 + b / 4, a / 2 + 3 * b / 4, dim=0)
     assert abs(agreement(Polynomial(a, b)) - float(cosine)) <= 10 * EPS
     assert abs(agreement(Polynomial(a, 0 * b)) - 1) <= 10 * EPS
 
