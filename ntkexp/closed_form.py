@@ -116,10 +116,12 @@ matrix [entry, column]."""
 @dataclass(frozen=True)
 class Modes:
     """The eigendecomposition of a kernel matrix: non-negative eigenvalues in ascending
-    order, and eigenvectors."""
+    order, and eigenvectors. `lowest` is the smallest eigenvalue before rounding errors
+    were set to zero."""
 
     values: Float[Tensor, " mode"]
     vectors: Float[Tensor, "entry mode"]
+    lowest: float
 
     def at(self, gain: AbstractGain, ridge: float = 0.0) -> Learned:
         """Return the map B ↦ g(R) B, with the gain g and R = kernel + ridge."""
@@ -146,7 +148,8 @@ def modes_of(matrix: Float[Tensor, "entry entry"]) -> Modes:
     rounding = torch.maximum(
         len(values) * torch.finfo(values.dtype).eps * values[-1:], -values[:1]
     )
-    return Modes(torch.where(values > rounding, values, 0.0), vectors)
+    lowest = float(values[0]) if len(values) else 0.0
+    return Modes(torch.where(values > rounding, values, 0.0), vectors, lowest)
 
 
 def refuse_negative(ridge: float) -> None:

@@ -44,7 +44,10 @@ class AbstractLoss(Component):
     def encode(
         self, labels: Int[Tensor, " example"], classes: int
     ) -> Float[Tensor, "example out"]:
-        """Encode class labels as targets."""
+        """Encode class labels as targets.
+
+        The largest target is that of the class. With a single output, the target of the
+        second of two classes is positive."""
 
     @final
     def targets(self, target: Tensor, classes: int) -> Float[Tensor, "example out"]:
@@ -125,6 +128,38 @@ class AbstractLoss(Component):
                     "differences at random outputs; a kernel of its path would be that of another "
                     "loss"
                 )
+
+    @final
+    def refuse_other_classes(self, classes: int) -> None:
+        """Raise if predictions would be read as other classes than those of the targets.
+
+        Accuracies, margins and agreements take the class of the largest output, or the
+        sign of a single output. So the largest target must be that of the class. With a
+        single output, the loss of the second class must be smaller at f = 1 than at
+        f = −1, and that of the first class larger."""
+        targets = self.encode(torch.arange(classes), classes)
+        if targets.shape[1] > 1:
+            largest = targets == targets.amax(1, keepdim=True)
+            if targets.shape[1] != classes or not torch.equal(
+                largest, torch.eye(classes, dtype=torch.bool)
+            ):
+                raise Mistake(
+                    f"loss={self.option}: encode gives targets whose largest entry is not that of "
+                    "the class, and accuracies read the class of the largest output; return such "
+                    "targets, as one_hot does"
+                )
+            return
+        ones = torch.ones_like(targets)
+        preference = (self.value(-ones, targets) - self.value(ones, targets)).sign()
+        if preference.tolist() != [-1.0, 1.0] or (targets[:, 0] > 0).tolist() != [
+            False,
+            True,
+        ]:
+            raise Mistake(
+                f"loss={self.option}: encode gives one output for {classes} classes, and "
+                "accuracies read its sign; return a target > 0 for the second of two classes, and "
+                "let the loss of the first be smaller below 0, as with signs"
+            )
 
     @final
     def refuse_unlike_parabola(

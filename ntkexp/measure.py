@@ -173,7 +173,9 @@ class Margin(AbstractNumber):
         targets: Float[Tensor, "example out"],
     ) -> Float[Tensor, " example"]:
         if outputs.shape[1] == 1:
-            return (outputs * targets.sign())[:, 0]
+            # the second of two classes has a target > 0
+            sign = 2 * (targets > 0).to(outputs.dtype) - 1
+            return (outputs * sign)[:, 0]
         # sort so that the query's class comes last: its target is the largest
         order = targets.argsort(1)
         output_of_class = outputs.gather(1, order[:, -1:])

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from ntkexp.kernel import Tape
 from ntkexp.on_disk import blocks, summed
+from ntkexp.stream import stream
 
 MAX_LANCZOS_PRODUCTS = 100
 LANCZOS_TOLERANCE = 1e-7
@@ -144,11 +145,19 @@ def spectrum(kernel: Float[Tensor, "train out train out_"]) -> Spectrum:
 
 def largest_kernel_eigenvalue(kernel: Float[Tensor, "train out train out_"]) -> float:
     """Compute λ_max: for small matrices by a full decomposition,
-    for large ones by Lanczos."""
+    for large ones by Lanczos.
+
+    The start vector is random, because any fixed vector can be orthogonal to the
+    leading eigenvector. For example, √K(x, x) is if each input x has a partner −x."""
     matrix = kernel.flatten(2).flatten(0, 1)
     if len(matrix) <= MAX_DENSE_ENTRIES:
         return float(torch.linalg.eigvalsh((matrix + matrix.mH) / 2)[-1])
-    return largest_eigenvalue(matrix.__matmul__, matrix.diagonal().sqrt())
+    noise = torch.randn(
+        len(matrix), generator=stream("largest eigenvalue"), dtype=torch.float64
+    )
+    return largest_eigenvalue(
+        matrix.__matmul__, matrix.diagonal().sqrt() * noise.to(matrix)
+    )
 
 
 # --- Distances between two kernels

@@ -53,6 +53,7 @@ Purpose: TypeAlias = Literal[
     "pixels",  # the pixel permutation of scrambled images
     "near pairs",  # projection axes for finding nearly equal examples
     "sharpness",  # the start vector of the Lanczos iteration for the Hessian
+    "largest eigenvalue",  # the start vector of the Lanczos iteration for a large kernel
     "splits",  # the training splits of a kernel
 ]
 

@@ -9,7 +9,8 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
-from ntkexp.loss import AbstractLoss, Squared
+from ntkexp.loss import AbstractLoss, Logistic, Squared
+from ntkexp.measure import Margin
 from ntkexp.mistake import Mistake
 from ntkexp.run.setting import survey
 from tests.config.components import choices, configured
@@ -121,6 +122,65 @@ def test_a_loss_with_wrong_facts_is_refused(kind: type[Squared]) -> None:
     """The facts decide the step size, and if flows have closed forms."""
     with pytest.raises(Mistake, match=WRONG[kind]):
         kind().refuse_unlike_differences(example("squared", 3, seed=0)[1])
+
+
+class ZeroOrOne(Squared):
+    """Two classes are encoded as 0 and 1, between which the outputs are nearest to both at ½."""
+
+    def encode(self, labels: Tensor, classes: int) -> Tensor:
+        return labels.double()[:, None]
+
+
+class Turned(Squared):
+    """The smallest target is that of the class."""
+
+    def encode(self, labels: Tensor, classes: int) -> Tensor:
+        return -super().encode(labels, classes)
+
+
+class ShiftedLogistic(Logistic):
+    """Two classes are encoded as 0 and 1: ℓ = log(1 + exp f) − y f."""
+
+    def encode(self, labels: Tensor, classes: int) -> Tensor:
+        return labels.double()[:, None] if classes == 2 else super().encode(labels, classes)
+
+    def value(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return (torch.nn.functional.softplus(outputs) - targets * outputs).sum(1)
+
+    def output_gradient(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return outputs.sigmoid() - targets
+
+
+@pytest.mark.parametrize("classes", [2, 5])
+def test_accuracies_read_the_classes_of_every_loss(classes: int) -> None:
+    for chosen in (*map(loss, LOSSES), ShiftedLogistic()):
+        chosen.refuse_other_classes(classes)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "classes", "reason"),
+    [
+        (ZeroOrOne(), 2, "accuracies read its sign"),
+        (Turned(), 2, "accuracies read its sign"),
+        (ZeroOrOne(), 3, "one output for 3 classes"),
+        (Turned(), 3, "whose largest entry is not that of the class"),
+    ],
+)
+def test_a_loss_whose_predictions_would_be_read_as_other_classes_is_refused(
+    wrong: AbstractLoss, classes: int, reason: str
+) -> None:
+    names = ",".join(map(str, range(classes)))
+    experiment = small(*FEW, f"data.classes=[{names}]").model_copy(update={"loss": wrong})
+    with pytest.raises(Mistake, match=reason):
+        survey(experiment)
+
+
+def test_the_margin_of_a_loss_with_targets_0_and_1_is_that_of_signs() -> None:
+    labels = torch.tensor([0, 1, 1, 0])
+    outputs = torch.tensor([[0.5], [2.0], [-3.0], [-0.25]], dtype=torch.float64)
+    shifted, signed = ShiftedLogistic(), Logistic()
+    margins = [Margin().values(chosen, outputs, chosen.encode(labels, 2)) for chosen in (shifted, signed)]
+    assert margins[0].tolist() == margins[1].tolist() == [-0.5, 2.0, -3.0, 0.25]
 
 
 class Detached(Squared):

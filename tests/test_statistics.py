@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ntkexp.library import reader_of
 from ntkexp.statistics import (
+    LANCZOS_TOLERANCE,
     activity,
     alignment,
     centred,
@@ -108,10 +109,15 @@ def test_products_with_vectors_replace_a_large_matrix() -> None:
     assert abs(largest_kernel_eigenvalue(kernel) - 4.0) <= 400 * EPS
 
 
-def test_a_small_matrix_is_decomposed() -> None:
-    """Products begin with the root of the diagonal, here (1, 1), orthogonal to the mode of the eigenvalue 3."""
-    kernel = torch.tensor([[2.0, -1.0], [-1.0, 2.0]], dtype=torch.float64)[:, None, :, None]
-    assert abs(largest_kernel_eigenvalue(kernel) - 3) <= 100 * EPS
+@pytest.mark.parametrize("pairs", [1, 2049])  # a small matrix is decomposed
+def test_the_largest_eigenvalue_of_inputs_with_their_negatives(pairs: int) -> None:
+    """√K(x, x) is then an eigenvector of another eigenvalue, here 0.02 for each pair."""
+    inputs = torch.nn.functional.normalize(normal(pairs, 5), dim=1)
+    offset = torch.full((pairs, 1), 0.1, dtype=torch.float64)
+    features = torch.cat([torch.cat([inputs, offset], 1), torch.cat([-inputs, offset], 1)])
+    expected = float(torch.linalg.eigvalsh(features.t() @ features)[-1])
+    assert expected > 10 * 0.02 * pairs
+    assert abs(largest_kernel_eigenvalue(kernel_of(features)) - expected) <= LANCZOS_TOLERANCE * expected
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,8 @@ PRECOMPUTED = "precomputed"
 COPIES_FOR_MODES = 6  # copies of a matrix that its eigendecomposition needs
 # size of |K − Kᵀ| relative to the largest |K|; allows float32 rounding
 MAX_ASYMMETRY = 1e-4
+# size of a negative eigenvalue relative to the largest one; allows float32 rounding
+MAX_NEGATIVE_SHARE = 1e-4
 
 Form = Literal["matrix", "diagonal", "blocks"]
 
@@ -170,7 +172,7 @@ class KernelMachine:
         self.budget.require(needed, f"the modes of {entries} equations")
         residual = targets - self.outputs_at_start(x, count, width)
         gain = self.gain(count)
-        modes = [modes_of(symmetric(matrix)) for matrix in matrices]
+        modes = [positive(modes_of(symmetric(matrix))) for matrix in matrices]
         coefficients = [
             modes_of_matrix.at(gain, self.ridge)(right)
             for modes_of_matrix, right in zip(modes, split(residual, form), strict=True)
@@ -263,20 +265,36 @@ class KernelMachine:
         gain_map = modes.at(gain, self.ridge)
         width = machine.targets.shape[1]
         _, (cross,) = self.matrices(x, machine.x, width)
+        points, examples = cross.shape
         prior = self.kernel if nngp is None else nngp
-        _, (prior_kernel,) = self.read(prior, x, None, width)
+        prior_kernel = self.covariance(prior, x, None, (points, points))
         prior_variance = prior_kernel.diagonal()
         if nngp is None:
             variance = Posterior(
                 cross, gain_map, modes.at(gain.doubled, self.ridge)
             ).variance(prior_variance)
         else:
-            _, (train,) = self.read(nngp, machine.x, None, width)
-            _, (cross_prior,) = self.read(nngp, x, machine.x, width)
-            start = Kernels(train, cross_prior)
+            start = Kernels(
+                symmetric(self.covariance(nngp, machine.x, None, (examples, examples))),
+                self.covariance(nngp, x, machine.x, (points, examples)),
+            )
             variance = Ensemble(cross, start, gain_map).variance(prior_variance)
         deviation = variance.clamp(min=0).sqrt()
         return deviation if machine.is_tensor else deviation.numpy()
+
+    def covariance(
+        self, kernel: Any, x: Any, x2: Any, shape: tuple[int, int]
+    ) -> Float[Tensor, "row column"]:
+        """Return the values of a covariance function. Raise unless they are one matrix
+        of the given shape."""
+        width = self.fitted_machine().targets.shape[1]
+        form, (matrix, *_) = self.read(kernel, x, x2, width)
+        if form != "matrix" or matrix.shape != shape:
+            raise Mistake(
+                f"nngp= returns a kernel of the form {form} and the shape {list(matrix.shape)}; "
+                f"let it return one matrix for all outputs, here of shape {list(shape)}"
+            )
+        return matrix
 
     # --- Values of the kernel, and of f_0
 
@@ -455,6 +473,17 @@ def split(
             return [column[:, None] for column in values.T]
         case "blocks":
             return [values.reshape(-1, 1)]
+
+
+def positive(modes: Modes) -> Modes:
+    """Return the modes of a kernel. Raise if it has a negative eigenvalue."""
+    largest = float(modes.values[-1])
+    if -modes.lowest > MAX_NEGATIVE_SHARE * largest:
+        raise Mistake(
+            f"the kernel is not positive semidefinite: its eigenvalues reach from {modes.lowest:.3g} "
+            f"to {largest:.3g}; give a kernel K(x, x') = ⟨φ(x), φ(x')⟩"
+        )
+    return modes
 
 
 def symmetric(matrix: Float[Tensor, "entry entry"]) -> Float[Tensor, "entry entry"]:

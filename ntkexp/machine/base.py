@@ -53,7 +53,7 @@ class Training:
     # True if the loss is quadratic in the outputs, with its minimum at the targets
     is_quadratic: bool
     # True for gradient descent or flow with one step size for all weights, without
-    # momentum, weight decay, clipping and changes of the data
+    # momentum, weight decay, clipping, changes of the data and sums over mini-batches
     is_plain: bool
     is_flow: bool  # True for gradient flow
     mean_coefficients: Float[Tensor, "train out"] | None

@@ -56,7 +56,7 @@ from ntkexp.text import several
 # part of the identity of a run. So runs of different versions are never confused.
 
 
-results_version = 15
+results_version = 16
 
 
 def package_version() -> str:

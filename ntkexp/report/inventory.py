@@ -30,11 +30,15 @@ from ntkexp.records.folder import (
 def flatten_config(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Flatten a nested configuration to dotted keys.
 
-    The name of a component replaces its `_target_`. The keys in `CIRCUMSTANCES` are
-    dropped, because they do not change results.
+    The name of a component replaces its `_target_`. The settings of a component in a
+    list have its number in the list as a part of their keys. The keys in
+    `CIRCUMSTANCES` are dropped, because they do not change results.
 
     >>> flatten_config({"model": {"_target_": "ntkexp.model.MLP", "width": 8}, "seed": 0, "threads": 2})
     {'model': 'mlp', 'model.width': 8, 'seed': 0}
+    >>> layers = [{"_target_": "ntkexp.layer.ReLU"}, {"_target_": "ntkexp.layer.Dense", "b_std": 1.0}]
+    >>> flatten_config({"spec": layers})
+    {'spec': '[relu,dense]', 'spec.1.b_std': 1.0}
     """
     leaves: dict[str, Any] = {}
     for key, value in config.items():
@@ -42,10 +46,24 @@ def flatten_config(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any
             leaves |= flatten_config(value, f"{prefix}{key}.")
         elif key == "_target_":
             leaves |= {prefix.rstrip("."): option_name(str(value))} if prefix else {}
+        elif isinstance(value, list):
+            leaves[prefix + key] = list_in_words(value)
+            leaves |= settings_of_items(value, prefix + key)
         elif prefix or key not in CIRCUMSTANCES:
-            leaves[prefix + key] = (
-                list_in_words(value) if isinstance(value, list) else value
-            )
+            leaves[prefix + key] = value
+    return leaves
+
+
+def settings_of_items(items: list[Any], key: str) -> dict[str, Any]:
+    """Return the settings of the components in a list,
+    but not the names of these components."""
+    leaves: dict[str, Any] = {}
+    for number, item in enumerate(items):
+        if isinstance(item, Mapping):
+            name = f"{key}.{number}"
+            settings = flatten_config(item, f"{name}.")
+            settings.pop(name, None)
+            leaves |= settings
     return leaves
 
 

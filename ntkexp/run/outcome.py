@@ -448,8 +448,13 @@ def summarise_training(state: RunState) -> Training:
     setting = state.setting
     optimizer = setting.experiment.optimizer
     time = state.time
+    # A sum over a mini-batch has a smaller weight than the sum over all examples.
+    train = setting.points.train
+    batch = optimizer.batch_indices(0, train, setting.experiment.seed)
+    sums_batches = batch is not None and setting.experiment.loss.reduction == "sum"
     is_plain = not (
-        optimizer.needs_backward_sum
+        sums_batches
+        or optimizer.needs_backward_sum
         or optimizer.weight_decay
         or optimizer.clip_norm
         or optimizer.layers
@@ -457,8 +462,7 @@ def summarise_training(state: RunState) -> Training:
     )
     return Training(
         time=time,
-        weight=setting.descent.weight(setting.points.train)
-        * setting.experiment.loss.curvature,
+        weight=setting.descent.weight(train) * setting.experiment.loss.curvature,
         is_quadratic=setting.experiment.loss.is_quadratic,
         is_plain=is_plain,
         is_flow=optimizer.flows,

@@ -105,6 +105,8 @@ def survey(experiment: Experiment) -> Survey:
     path = experiment.path.model_copy(update={"kernels": kernels})
     experiment = experiment.model_copy(update={"path": path})
     experiment.loss.refuse_unlike_differences(problem.targets)
+    if len(problem.data.classes) > 1:
+        experiment.loss.refuse_other_classes(len(problem.data.classes))
     if experiment.path.effects:
         experiment.loss.refuse_unlike_second_differences(problem.targets)
 

@@ -205,6 +205,27 @@ def test_the_deviation_of_networks_that_start_at_random() -> None:
     agree(machine.deviation(new, nngp=lambda one, two: one @ two.T), left.norm(dim=1), 1e-12)
 
 
+def linear(one: Tensor, two: Tensor) -> Tensor:
+    return one @ two.T
+
+
+@pytest.mark.parametrize(
+    ("nngp", "words"),
+    [
+        (lambda one, two: torch.stack(2 * [linear(one, two)], 2), r"of the form diagonal and the shape \[1, 1\]"),
+        (lambda one, two: torch.einsum("nm,cd->ncmd", linear(one, two), torch.eye(2).double()), "of the form blocks"),
+        (lambda one, two: linear(one, two)[:, :3], r"the shape \[5, 3\].* here of shape \[5, 5\]"),
+        (lambda one, two: one @ torch.arange(64).double().view(8, 8) @ two.T, "not symmetric"),
+    ],
+)
+def test_covariances_that_are_no_matrix_of_the_examples_are_refused(
+    nngp: Callable[[Tensor, Tensor], Tensor], words: str
+) -> None:
+    machine = KernelMachine(linear, ridge=0.1).fit(draw(5, 8), draw(5, 2))
+    with refused(words):
+        machine.deviation(draw(1, 8, seed=1), nngp=nngp)
+
+
 def test_labels_become_targets_of_the_squared_loss_and_come_back() -> None:
     x, labels, new = digits()
     for names, places in ((labels, None), (np.arange(40) % 3 + 5, 3)):
@@ -235,6 +256,8 @@ def fixed(*shape: int) -> Callable[..., Tensor]:
         (fixed(6, 6), torch.eye(6).to_sparse(), "y is nested, sparse, quantized"),
         (fixed(6, 6), draw(6), "singular.*ridge"),
         (lambda *given: draw(6, 6), draw(6), "not symmetric"),
+        (lambda *given: torch.tensor([3.0, 1, 1, 1, 1, -2]).diag(), draw(6), "semidefinite.* from -2 to 3"),
+        (lambda *given: -torch.eye(6), draw(6), "semidefinite.* from -1 to 0"),
     ],
 )
 def test_kernels_and_targets_that_do_not_fit_are_refused(kernel: Callable[..., Tensor], y: Tensor, words: str) -> None:

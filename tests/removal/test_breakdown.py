@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import combinations, cycle
 from math import factorial
@@ -15,11 +16,12 @@ from torch import Tensor
 from torch.func import jacrev
 
 from ntkexp.mistake import Mistake
+from ntkexp.optimizer.base import GUARD
 from ntkexp.progress import Silent
 from ntkexp.records.contributions import LeaveOut, LeftOut, read_leave_out, write_leave_out
-from ntkexp.removal.between import Pair
+from ntkexp.removal.between import Clipped, Pair
 from ntkexp.removal.rerun import Rerun, RerunAt, breakdown_between, rerun_of, trained
-from ntkexp.removal.retraining import RetrainingCheck, changes, groups
+from ntkexp.removal.retraining import AbstractRetraining, RetrainingCheck, agreement, changes, groups
 from ntkexp.report.leave_out import Agreement, agreement_of
 from ntkexp.run.setting import prepare
 from ntkexp.shapes import Inputs, Weights
@@ -53,6 +55,35 @@ def test_shares_add_up_to_what_retraining_changed(case: str, activation: str) ->
     assert not found.shares[:, untouched].any()
     drawn = {k for step in range(training.length) for k in training.batch(step).rows.tolist()}
     assert [k for k in GROUP if found.shares[:, k].any()] == [k for k in GROUP if k in drawn] != []
+
+
+def test_steps_without_examples_are_counted() -> None:
+    training, points = rerun("sgd", "tanh")
+    rows = [set(training.batch(step).rows.tolist()) for step in range(training.length)]
+    for group in (sorted(rows[0]), sorted(rows[0] | rows[1])[1:]):
+        found = split(training, points, training.unit_weights, training.without(group))
+        assert found.emptied == sum(batch <= set(group) for batch in rows) > 0
+
+
+@pytest.mark.parametrize(("first", "second"), [(0.5, 0.5), (2.0, 2.0), (0.5, 0.8), (2.0, 3.0), (0.5, 2.0), (2.0, 0.5)])
+@pytest.mark.parametrize("turned", [False, True])
+def test_clipping_between_two_gradients_is_exact(first: float, second: float, turned: bool) -> None:
+    """γ·(c′g′ − cg) = (pulled back γ)·(g′ − g). Between equal gradients, it is the derivative."""
+    direction = torch.tensor([0.6, 0.8, 0.0], dtype=torch.float64)
+    gradient = Pair(first * direction, second * (direction.flip(0) if turned else direction))
+    factor = Pair(*(gradient.first.new_tensor(clip_factor(each)) for each in (gradient.first, gradient.second)))
+    gamma = torch.tensor([[1.0, -2.0, 0.5]], dtype=torch.float64)
+    clipped = Clipped(gradient, factor, bound=1.0)
+    found = clipped.pull_back(gamma)
+    expected = gamma @ clipped.clipped.change
+    assert torch.allclose(found @ gradient.change, expected, rtol=0, atol=100 * EPS)
+    if not gradient.differs:
+        jacobian = jacrev(lambda g: g * (1 / (g.norm() + GUARD)).clamp(max=1))(gradient.first)
+        assert torch.allclose(found, gamma @ jacobian, rtol=0, atol=100 * EPS)
+
+
+def clip_factor(gradient: Tensor) -> float:
+    return min(1.0, 1 / (float(gradient.norm()) + GUARD))
 
 
 def test_examples_that_were_never_drawn_change_nothing() -> None:
@@ -204,6 +235,43 @@ def test_shares_are_those_of_shapley_to_a_few_percent(case: str) -> None:
     alone = at(training, points, torch.stack([training.unit_weights, *(training.without([k]) for k in group)]))
     assert float((found - exact).norm()) <= 0.05 * float(exact.norm())
     assert not torch.allclose((alone[1:] - alone[0]).sum(0), exact.sum(1), rtol=1e-3)
+
+
+class Polynomial(AbstractRetraining):
+    """A training whose outputs are f = Σᵢ (1 − tᵢ) a + (Σᵢ (1 − tᵢ))² b, with the weights t of its examples."""
+
+    def __init__(self, linear: Tensor, square: Tensor) -> None:
+        self.linear = linear
+        self.square = square
+
+    @property
+    def unit_weights(self) -> Tensor:
+        return torch.ones(5, dtype=torch.float64)
+
+    @property
+    def seed(self) -> int:
+        return 0
+
+    @property
+    def original_outputs(self) -> Tensor:
+        return torch.zeros(2, 1, dtype=torch.float64)
+
+    def final_weights(self, weights: Tensor) -> Iterator[Tensor]:
+        yield from (1 - weights).sum(1)
+
+    def outputs_at(self, end: Tensor) -> Tensor:
+        return (end * self.linear + end**2 * self.square)[:, None]
+
+    def refuse_other_end(self, repeated: Tensor, changes: Tensor) -> None:
+        raise NotImplementedError
+
+
+def test_halves_of_a_removal_agree_by_the_cosine_of_their_changes() -> None:
+    """One of five examples is left out. The halves change the outputs by a/2 + b/4 and by a/2 + 3b/4."""
+    a, b = torch.tensor([[1.0, 2.0], [3.0, -8.0]], dtype=torch.float64)
+    cosine = torch.nn.functional.cosine_similarity(a / 2 + b / 4, a / 2 + 3 * b / 4, dim=0)
+    assert abs(agreement(Polynomial(a, b)) - float(cosine)) <= 10 * EPS
+    assert abs(agreement(Polynomial(a, 0 * b)) - 1) <= 10 * EPS
 
 
 # Effects are compared with trainings that leave examples out, and are believed only where they predicted them.

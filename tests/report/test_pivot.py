@@ -74,6 +74,24 @@ def test_a_table_without_columns_has_one(tmp_path: Path) -> None:
     assert found.cell(8, None).mean == pytest.approx(np.mean([error_of(8, 0.5, seed) for seed in SEEDS]))
 
 
+def test_a_setting_of_a_listed_component_is_a_setting() -> None:
+    """Networks of the same layers differ in a layer's scale."""
+
+    def network(seed: int, scale: float) -> Run:
+        dense = {"_target_": "ntkexp.layer.Dense", "b_std": scale}
+        residual = {"_target_": "ntkexp.layer.Residual", "branch": [dense]}
+        return made(8, 1.0, seed, model={"_target_": "ntkexp.model.Layers", "spec": [residual]})
+
+    runs = [network(0, 0.0), network(1, 3.0)]
+    request = ("rows=model", "value=loss")
+    with pytest.raises(Mistake, match=r"differ in model\.spec\.0\.branch\.0\.b_std \(0\.0, 3\.0\)"):
+        tabulated(runs, *request)
+    where = ["model.spec.0.branch.0.b_std=3"]
+    assert tabulated(runs, *request, where=where).cell("layers", None).mean == pytest.approx(2 * error_of(8, 1.0, 1))
+    by_scale = tabulated(runs, "rows=model.spec.0.branch.0.b_std", "value=loss")
+    assert by_scale.rows == (0.0, 3.0)
+
+
 def test_csv_has_every_digit() -> None:
     rows = list(csv.DictReader(StringIO(format_pivot(tabulated(GRID), Format.csv))))
     assert [(int(row["model.width"]), float(row["init.alpha"])) for row in rows] == list(product(WIDTHS, ALPHAS))

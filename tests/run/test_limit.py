@@ -174,6 +174,15 @@ def test_the_linearised_machine_is_exact_for_a_linear_model() -> None:
         assert row.exact, row
 
 
+@pytest.mark.parametrize("replacement", ["false", "true"])
+def test_a_frozen_kernel_sums_over_the_batches_of_the_run(replacement: str) -> None:
+    """A sum over 5 of 24 examples moves a linear model less than one over all, so no flow to the same time is it."""
+    batches = ("optimizer=sgd", "optimizer.batch=5", f"optimizer.replacement={replacement}", "loss.reduction=sum")
+    run = ran(*batches, "model.depth=0", "path.rule=[left]", "ladder.machine=[frozen_start,frozen_end]")
+    for row in run.table.values():
+        assert row.exact, row
+
+
 def test_a_frozen_kernel_flows_as_far_as_the_curvature_takes_it() -> None:
     """Twice the loss with half the step is the same training."""
     words = ("path.rule=[left]", "ladder.machine=[frozen_start]", "optimizer.step_size=0.1", "steps=5")
