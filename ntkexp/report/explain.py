@@ -13,7 +13,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, TypeAlias
 
 import numpy as np
 
@@ -59,8 +58,6 @@ from ntkexp.report.tables import (
     text_column,
 )
 from ntkexp.text import MISSING, percent, short
-
-Split: TypeAlias = Literal["train", "query", "test"]
 
 TOP = 10  # number of rows that tables show by default
 
