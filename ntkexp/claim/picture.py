@@ -6,20 +6,15 @@ A look is one statistical test of the claim. A part is one rule that the look te
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 import pandas as pd
 
 from ntkexp.claim.expectation import AbstractExpectation, select_rows
 from ntkexp.claim.judge import judge_part
-from ntkexp.claim.judged import AbstractPicture, JudgedClaim
+from ntkexp.claim.judged import AbstractPicture, Figure, JudgedClaim
 from ntkexp.claim.look import MAIN, SECOND
 from ntkexp.mistake import Mistake
 from ntkexp.text import short
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 
 MAX_PARTS_DRAWN = 3
 HEIGHT_INCHES = 2.5

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from math import log, sqrt
 from statistics import fmean
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import pandas as pd
 import torch
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch.utils.flop_counter import flop_registry
 
-from ntkexp.claim.judged import AbstractPicture, JudgedClaim
+from ntkexp.claim.judged import AbstractPicture, Figure, JudgedClaim
 from ntkexp.claim.picture import JudgedRows
 from ntkexp.claim.trial import AbstractTrial, NetworkTrial, Rows, refuse_unnamed
 from ntkexp.closed_form import conjugate_gradients
@@ -38,9 +38,6 @@ from ntkexp.model.networks import CNTK
 from ntkexp.records.sweep import Level
 from ntkexp.stream import stream
 from ntkexp.text import listed, percent
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 class LayerProducts(NetworkTrial):

@@ -6,7 +6,6 @@ The claim is from M. Belkin et al. 2019, arXiv:1812.11118.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import pandas as pd
 import torch
@@ -15,7 +14,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.func import jacrev
 
-from ntkexp.claim.judged import AbstractPicture, JudgedClaim
+from ntkexp.claim.judged import AbstractPicture, Figure, JudgedClaim
 from ntkexp.claim.papers.wide_networks import network_of_width
 from ntkexp.claim.trial import NetworkTrial, Row, Rows
 from ntkexp.component import Count
@@ -26,10 +25,6 @@ from ntkexp.model.functional import function_of, weights_of
 from ntkexp.model.networks import MLP
 from ntkexp.stream import stream
 from ntkexp.text import short
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 
 MAX_CONDITION = 1e12
 """Condition numbers are clipped to this value,

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import torch
 from jaxtyping import Float
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.func import jvp, vjp
 
 from ntkexp.claim.expectation import select_rows
-from ntkexp.claim.judged import AbstractPicture, JudgedClaim
+from ntkexp.claim.judged import AbstractPicture, Figure, JudgedClaim
 from ntkexp.claim.look import MAIN
 from ntkexp.claim.papers.wide_networks import network_of_width
 from ntkexp.claim.trial import AbstractTrial, NetworkTrial, Rows, refuse_unnamed
@@ -41,9 +41,6 @@ from ntkexp.shapes import Function, Inputs, Weights
 from ntkexp.statistics import alignment, kernel_change
 from ntkexp.stream import stream
 from ntkexp.text import percent, short
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 STEPS_PER_EIGENVALUE = 20
 """The largest eigenvalue of the kernel is recomputed after this many steps."""

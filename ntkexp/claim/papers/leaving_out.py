@@ -9,7 +9,6 @@ from itertools import islice, product
 from math import nan
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float
@@ -18,7 +17,7 @@ from torch import Tensor
 from torch.func import jacrev
 
 from ntkexp.claim.expectation import select_rows
-from ntkexp.claim.judged import AbstractPicture, JudgedClaim
+from ntkexp.claim.judged import AbstractPicture, Figure, JudgedClaim
 from ntkexp.claim.quantity import example_ids
 from ntkexp.claim.trial import AbstractTrial, Row, Rows
 from ntkexp.component import Count
@@ -37,9 +36,6 @@ from ntkexp.run.outcome import Outcome
 from ntkexp.run.setting import Setting, prepare
 from ntkexp.stream import stream
 from ntkexp.text import short
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)

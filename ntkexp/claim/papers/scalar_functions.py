@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from copy import deepcopy
 from itertools import pairwise
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import pandas as pd
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 from torch.nn.utils.parametrize import register_parametrization
 
-from ntkexp.claim.judged import AbstractPicture, JudgedClaim
+from ntkexp.claim.judged import AbstractPicture, Figure, JudgedClaim
 from ntkexp.claim.look import CONTROL, MAIN
 from ntkexp.claim.trial import AbstractTrial, NetworkTrial, Rows
 from ntkexp.component import Count, CountOrNone
@@ -31,10 +31,6 @@ from ntkexp.records.sweep import Level
 from ntkexp.shapes import Weights
 from ntkexp.stream import stream
 from ntkexp.text import listed
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 
 ROUNDING = 1e-9
 """A value counts as unchanged if its change is smaller than this fraction of the change

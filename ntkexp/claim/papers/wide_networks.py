@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from functools import partial
 from itertools import product
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ntkexp.capacity import MemoryBudget
 from ntkexp.claim.expectation import select_rows
-from ntkexp.claim.judged import AbstractPicture, JudgedClaim
+from ntkexp.claim.judged import AbstractPicture, Figure, JudgedClaim
 from ntkexp.claim.trial import AbstractTrial, NetworkTrial, Rows
 from ntkexp.component import MAX_COUNT, MAX_DEPTH, Count
 from ntkexp.config.compose import compose
@@ -52,9 +52,6 @@ from ntkexp.report.analysis.power_law import PowerLaw, power_law
 from ntkexp.shapes import Shape
 from ntkexp.stream import stream
 from ntkexp.text import listed
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 ONE_GB = MemoryBudget.of_gb(1.0)  # memory for kernels at infinite width
 
