@@ -25,6 +25,7 @@ FILES = sorted(file for file in shipped().glob("*/*.yaml") if file.parent.name n
 PACKAGE = Path(ntkexp.model.__path__[0]).parent
 LAZY_FOLDERS = sorted(file.parent for file in PACKAGE.rglob("__init__.py") if "classes_of" in file.read_text())
 TESTED = pytest.mark.parametrize("folder", LAZY_FOLDERS, ids=lambda folder: folder.name)
+NAMED_IN_CONFIGURATIONS_ALONE = PACKAGE / "claim" / "papers"  # Python code imports its classes from their files
 
 
 def dotted(folder: Path) -> str:
@@ -57,7 +58,8 @@ def test_a_type_checker_finds_the_components_that_python_finds(folder: Path) -> 
     package, known = import_module(dotted(folder)), module_of_class((str(folder),))
     kinds = {name: getattr(package, name) for name in known}
     components = {name for name, kind in kinds.items() if issubclass(kind, Component)}
-    assert components <= imports(folder).keys()
+    if folder != NAMED_IN_CONFIGURATIONS_ALONE:
+        assert components <= imports(folder).keys()
     assert imports(folder).items() <= known.items()
     assert {class_path(kinds[name]) for name in components} == {f"{dotted(folder)}.{name}" for name in components}
 

@@ -10,7 +10,7 @@ trial, expectation, quantity     the parts of a look
 look                             a look, and the three looks that decide a claim
 judge, simulation                the verdict on each look; the judge's error rates on invented data
 judged, rule_picture             a judged claim, and the base class of pictures; pictures of rules
-claim, picture                   the claim; the default picture, and figures in the axes of papers
+claim, picture, paper_figures    the claim; the default picture; figures in the axes of papers
 papers, read                     components for single papers; read claims from YAML
 conduct                          run a claim and write its verdict
 publication, publish             files of published claims; publish and check verdicts

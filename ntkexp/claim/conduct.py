@@ -217,19 +217,7 @@ class PlannedLook:
 
     @property
     def seconds(self) -> Seconds:
-        folders = {
-            plan.folder(run).path: None
-            for plan in self.plans.values()
-            for run in plan.distinct
-        }
-        runs = [folder / "timings.csv" for folder in folders]
-        return sum_timings([*runs, *(job.timings for job in self.trials)])
-
-    def shares_all(self, other: PlannedLook) -> bool:
-        """Return whether both looks (tests) use the same runs and trials."""
-        mine = [(name, id(plan)) for name, plan in self.plans.items()]
-        theirs = [(name, id(plan)) for name, plan in other.plans.items()]
-        return mine == theirs and self.trials == other.trials
+        return seconds_of(self.plans.values(), self.trials)
 
 
 @dataclass(frozen=True)
@@ -264,16 +252,17 @@ class PlannedClaim:
     def seconds(self) -> dict[str, Seconds]:
         """The seconds of the claim and of each statistical test (look). If several
         looks share a run, it counts for each look."""
-        runs = [
-            self.whole.folder(run).path / "timings.csv" for run in self.whole.distinct
-        ]
-        total = sum_timings([*runs, *(job.timings for job in self.trials)])
+        total = seconds_of([self.whole], self.trials)
         return {WHOLE: total} | {
             name: look.seconds for name, look in self.looks.items()
         }
 
 
-def sum_timings(files: Sequence[Path]) -> Seconds:
+def seconds_of(plans: Iterable[Plan], trials: Iterable[TrialJob]) -> Seconds:
+    """Return the time of all runs and trials. A run of several plans counts once."""
+    folders = [plan.folder(run).path for plan in plans for run in plan.distinct]
+    files = [folder / "timings.csv" for folder in dict.fromkeys(folders)]
+    files += [job.timings for job in trials]
     return sum(map(total_seconds, files), start=Seconds(0.0, 0.0))
 
 
@@ -288,18 +277,12 @@ def plan_claim(
 
     Raise if a run is invalid, or if the runs lack the numbers
     that a look (statistical test) measures."""
-    distinct_plans: list[Plan] = []
     looks = {}
     for name, look in claim.looks.items():
-        plans = {}
-        for run, definition in look.runs_now.items():
-            plan = next(
-                (plan for plan in distinct_plans if plan.sweep == definition), None
-            )
-            if plan is None:
-                plan = sweep_plan(definition, composer, out)
-                distinct_plans.append(plan)
-            plans[run] = plan
+        plans = {
+            run: sweep_plan(definition, composer, out)
+            for run, definition in look.runs_now.items()
+        }
         jobs: tuple[TrialJob, ...] = ()
         if look.trial is not None:
             fields = look.trial.fields()
@@ -407,12 +390,7 @@ def conclude(
     and write the result."""
     # If looks share all runs and trials, such as main look and control, measure only
     # once.
-    measured = dict[str, Measured]()
-    for name, look in planned.looks.items():
-        equal = next(
-            (other for other in measured if planned.looks[other].shares_all(look)), None
-        )
-        measured[name] = measure(look, statuses) if equal is None else measured[equal]
+    measured = {name: measure(look, statuses) for name, look in planned.looks.items()}
 
     # judge all looks together, because a supported control invalidates the main look
     claim = planned.claim
@@ -514,22 +492,16 @@ def drawn(
     """
     run_sources = [experiment.data for experiment in experiments]
     trial_sources = [] if trial is None else sources_of(trial, trust)
-    distinct: list[object] = []
+    distinct: list[AbstractSource] = []
     for source in (*run_sources, *trial_sources):
         if source not in distinct:
             distinct.append(source)
-    drawing = [
-        source
-        for source in distinct
-        if isinstance(source, AbstractSource) and source.seed is None
-    ]
+    drawing = [source for source in distinct if source.seed is None]
     words = "each drawing data" if drawing else ""
     if trial is not None and not trial_sources:
         words = trial.draws
     if run_sources:
-        words = drawn_words(
-            getattr(source, "seed", None) is not None for source in run_sources
-        )
+        words = drawn_words(source.seed is not None for source in run_sources)
     return words + pools(drawing)
 
 

@@ -164,7 +164,11 @@ def judge_rows(
     if declared is None:
         finite &= ~censored
     try:
-        finding = judge_evidence(part.evidence(rows[finite]), level, null)
+        evidence = part.evidence(rows[finite])
+        if isinstance(evidence, Errors):
+            finding = judge_errors(evidence)
+        else:
+            finding = judge_interval(replace(evidence, null=null), level)
     except Mistake:
         if finite.all():
             raise
@@ -209,14 +213,6 @@ def first_reason(rows: pd.DataFrame) -> str:
     if "reason" not in rows:
         return ""
     return next((str(reason) for reason in rows["reason"].dropna() if reason), "")
-
-
-def judge_evidence(
-    evidence: Interval | Errors, level: float, null: float | None
-) -> Finding:
-    if isinstance(evidence, Errors):
-        return judge_errors(evidence)
-    return judge_interval(replace(evidence, null=null), level)
 
 
 def judge_interval(evidence: Interval, level: float = LEVEL) -> Finding:

@@ -19,7 +19,9 @@ from ntkexp.records.sweep import level
 from ntkexp.report.analysis.estimate import Estimate, Range, mean_of
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure as Figure  # noqa: PLC0414  pictures of papers import it
+else:
+    Figure = Any  # matplotlib is slow to import
 
 
 @dataclass(frozen=True)

@@ -334,19 +334,9 @@ def draws_of(claim: Claim, composer: Composer, trust: Sequence[str]) -> dict[str
     looks whose data are missing."""
     words: dict[str, str] = {}
     for name, look in claim.looks.items():
-        equal = next(
-            (other for other in words if draws_equal(claim.looks[other], look)), None
-        )
-        if equal is not None:
-            words[name] = words[equal]
-            continue
         with suppress(NoData):
             words[name] = drawn_by(look, composer, trust)
     return words
-
-
-def draws_equal(look: Look, other: Look) -> bool:
-    return (look.runs, look.trial, look.seeds) == (other.runs, other.trial, other.seeds)
 
 
 def published_record(folder: Path, row: Mapping[str, Any]) -> ClaimRecord:
@@ -664,8 +654,8 @@ def differences(
         size = max(
             (abs(number) for number in numbers if math.isfinite(number)), default=0.0
         )
-        for key, value in look_fields(finding, looks[name]).items():
-            if not agree(row[name][key], value, size):
+        for key, value in judgement(looks[name], finding, draws="").fields.items():
+            if key != "draws" and not agree(row[name][key], value, size):
                 published = row[name][key]
                 yield (
                     f"{name} has the {key} {published}, and its table says {finite_json(value)}"
@@ -682,12 +672,6 @@ def differences(
     for key, value in repeated.items():
         if row.get(key) != value:
             yield f"{key} is {row[key]}, and should be {value}"
-
-
-def look_fields(finding: Finding, look: Look) -> dict[str, Any]:
-    """Return the published fields of a look that its table determines."""
-    fields = judgement(look, finding, draws="").fields
-    return {key: value for key, value in fields.items() if key != "draws"}
 
 
 def agree(published: Any, judged: Any, size: float = 0.0) -> bool:

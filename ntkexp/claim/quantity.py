@@ -174,10 +174,7 @@ class Columns(AbstractQuantity):
 
     def of(self, measured: Measured) -> pd.DataFrame:
         return stacked(
-            {
-                name: measured.table.assign(value=column_numbers(measured, name))
-                for name in self.columns
-            }
+            {name: Column(column=name).of(measured) for name in self.columns}
         )
 
 

@@ -287,20 +287,15 @@ def with_changes(tree: Tree, change: Tree, name: str) -> dict[str, Any]:
             )
     changed = {**tree, "runs": with_changed_runs(tree.get("runs", {}), change, name)}
     if "seeds" in change:
-        changed["seeds"] = change["seeds"]
         changed.pop(
             "looks", None
         )  # the planned stages would not match the new number of seeds
-    for key in ("looks", "null", "margins"):
+    for key in ("seeds", "looks", "null", "margins"):
         if key in change:
             changed[key] = change[key]
-    for key in ("quantity", "trial"):
+    for key in ("quantity", "trial", "expectation"):
         if key in change:
-            changed[key] = merge_fields(changed.get(key), change[key])
-    if "expectation" in change:
-        changed["expectation"] = merge_rules(
-            changed.get("expectation"), change["expectation"]
-        )
+            changed[key] = merge(changed.get(key), change[key])
     return changed
 
 
@@ -342,30 +337,18 @@ def with_changed_runs(runs: Tree, change: Tree, name: str) -> dict[str, Any]:
     return changed
 
 
-def merge_fields(before: Any, change: Any) -> Any:
-    """Return a component with some fields replaced.
+def merge(before: Any, change: Any) -> Any:
+    """Return a component with some fields replaced. In a list of components,
+    replace them in every component.
 
     A change with `_target_` replaces the entire component.
     """
-    if (
-        isinstance(before, Mapping)
-        and isinstance(change, Mapping)
-        and "_target_" not in change
-    ):
-        return {**before, **change}
+    if isinstance(change, Mapping) and "_target_" not in change:
+        if isinstance(before, list):
+            return [merge(component, change) for component in before]
+        if isinstance(before, Mapping):
+            return {**before, **change}
     return change
-
-
-def merge_rules(before: Any, change: Any) -> Any:
-    """Return a rule with some fields replaced. In a list of rules,
-    replace them in every rule."""
-    if (
-        isinstance(before, list)
-        and isinstance(change, Mapping)
-        and "_target_" not in change
-    ):
-        return [merge_fields(rule, change) for rule in before]
-    return merge_fields(before, change)
 
 
 # --- Looks.

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from functools import singledispatch
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 
 from ntkexp.claim.expectation import (
     AbstractAverage,
@@ -18,9 +19,7 @@ from ntkexp.claim.expectation import (
     Slope,
 )
 from ntkexp.report.analysis.laws import limit
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+from ntkexp.report.plots.style import VERMILION, End, log_axis, name_ends, tick
 
 SMALLEST_DRAWN = 1e-18
 """Smaller errors are drawn at this value, because zero has no logarithm."""
@@ -51,8 +50,6 @@ def _(rule: Identity, axes: Axes, table: pd.DataFrame, colour: str) -> None:
 
 @mark_range.register(Identity)
 def _(rule: Identity, axes: Axes) -> None:
-    from ntkexp.report.plots.style import VERMILION, log_axis  # noqa: PLC0415  slow to import
-
     log_axis(axes, "y")
     axes.axhline(rule.tolerance, color=VERMILION, linewidth=0.8, linestyle="--")
     axes.set(xlabel="share of rows with a smaller error", ylabel="error")
@@ -71,8 +68,6 @@ def _(rule: AbstractAverage, axes: Axes, table: pd.DataFrame, colour: str) -> No
 
 @mark_range.register(AbstractAverage)
 def _(rule: AbstractAverage, axes: Axes) -> None:
-    from ntkexp.report.plots.style import VERMILION, log_axis  # noqa: PLC0415  slow to import
-
     # the band and the limits of the axis, on the scale of the axis
     ends = [rule.expected.low, rule.expected.high]
     if rule.is_log:
@@ -97,21 +92,20 @@ def _(rule: AbstractAverage, axes: Axes) -> None:
     axes.set(xlabel="seed", ylabel=label, xticks=[])
 
 
-def draw_seeds(axes: Axes, table: pd.DataFrame, along: str, colour: str) -> None:
+FAINT = {"alpha": 0.25, "linewidth": 0.8}
+
+
+def draw_seeds(
+    axes: Axes, table: pd.DataFrame, along: str, column: str, **look: Any
+) -> None:
+    """Draw a line for each seed."""
     for _, seed in table.sort_values(along).groupby("seed"):
-        axes.plot(
-            seed[along],
-            seed["value"],
-            color=colour,
-            alpha=0.25,
-            linewidth=0.8,
-            zorder=1,
-        )
+        axes.plot(seed[along], seed[column], zorder=1, **look)
 
 
 @draw_rows.register(Slope)
 def _(rule: Slope, axes: Axes, table: pd.DataFrame, colour: str) -> None:
-    draw_seeds(axes, table, rule.along, colour)
+    draw_seeds(axes, table, rule.along, "value", color=colour, **FAINT)
     positive = table[table["value"] > 0]
     means = positive["value"].astype(float).groupby(positive[rule.along]).mean()
     axes.plot(means.index, means, "o", color=colour, zorder=3)
@@ -121,24 +115,13 @@ def _(rule: Slope, axes: Axes, table: pd.DataFrame, colour: str) -> None:
 def _(rule: Slope, axes: Axes) -> None:
     """Draw a line with the expected slope through the geometric mean
     of the last drawn points."""
-    from ntkexp.report.plots.style import (  # noqa: PLC0415  slow to import
-        VERMILION,
-        End,
-        log_axis,
-        name_ends,
-        tick,
-    )
-
     log_axis(axes, "x")
     log_axis(axes, "y")
-    for line in axes.get_lines():
-        tick(
-            axes, sorted({float(x) for x in np.asarray(line.get_xdata(), dtype=float)})
-        )
     points = [line for line in axes.get_lines() if line.get_linestyle() == "None"]
     if points:
         x = np.asarray(points[-1].get_xdata(), dtype=float)
         y = np.asarray(points[-1].get_ydata(), dtype=float)
+        tick(axes, sorted(x.tolist()))
         heights = (
             np.exp(np.log(y).mean()) * (x / np.exp(np.log(x).mean())) ** rule.value
         )
@@ -150,15 +133,13 @@ def _(rule: Slope, axes: Axes) -> None:
 
 @draw_rows.register(Location)
 def _(rule: Location, axes: Axes, table: pd.DataFrame, colour: str) -> None:
-    draw_seeds(axes, table, rule.along, colour)
+    draw_seeds(axes, table, rule.along, "value", color=colour, **FAINT)
     means = table.set_index(rule.along)["value"].astype(float).groupby(level=0).mean()
     axes.plot(means.index, means, "o-", color=colour, zorder=3)
 
 
 @mark_range.register(Location)
 def _(rule: Location, axes: Axes) -> None:
-    from ntkexp.report.plots.style import VERMILION, log_axis  # noqa: PLC0415  slow to import
-
     log_axis(axes, "x")
     low = math.exp(rule.expected.low)
     high = math.exp(rule.expected.high)

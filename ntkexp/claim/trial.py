@@ -4,18 +4,21 @@ with a sweep of runs."""
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import ClassVar, Self, TypeAlias
 
 from pydantic import Field, model_validator
 
 from ntkexp.component import Component
+from ntkexp.data.base import AbstractSource
+from ntkexp.init import AbstractInit
 from ntkexp.mistake import Mistake
+from ntkexp.model.base import AbstractArchitecture
 from ntkexp.records.sweep import Level
 
 Row: TypeAlias = Mapping[str, Level]
 """A row of a trial: measured numbers, and the labels of the row."""
-Rows: TypeAlias = Sequence[Row]
+Rows: TypeAlias = Iterable[Row]
 
 
 def refuse_unnamed(
@@ -37,7 +40,7 @@ class AbstractTrial(Component, ABC):
 
     @abstractmethod
     def rows(self, seed: int) -> Rows:
-        """Run the measurement, and return rows of numbers,
+        """Run the measurement, and return or yield rows of numbers,
         with columns that label the rows.
 
         Equal seeds must give equal rows.
@@ -48,6 +51,14 @@ class AbstractTrial(Component, ABC):
         """A text that says what a seed draws at random, for a trial without a data
         source (see `ntkexp.claim.conduct.drawn`)."""
         return ""
+
+
+class NetworkTrial(AbstractTrial):
+    """A measurement of networks of one architecture, which learn one kind of data."""
+
+    model: AbstractArchitecture
+    init: AbstractInit
+    data: AbstractSource
 
 
 class SideBySide(AbstractTrial):
@@ -63,7 +74,6 @@ class SideBySide(AbstractTrial):
         return self
 
     def rows(self, seed: int) -> Rows:
-        named = zip(self.names, self.trials, strict=True)
-        return [
-            {"runs": name, **row} for name, trial in named for row in trial.rows(seed)
-        ]
+        for name, trial in zip(self.names, self.trials, strict=True):
+            for row in trial.rows(seed):
+                yield {"runs": name, **row}

@@ -34,6 +34,7 @@ from ntkexp.text import counted, rate, short
 if TYPE_CHECKING:
     from ntkexp.claim.conduct import Workshop
     from ntkexp.claim.read import Size
+    from ntkexp.config.build import Builder
     from ntkexp.config.choices import Choices
     from ntkexp.config.compose import Composer
     from ntkexp.records.claim import ClaimRecord
@@ -125,11 +126,14 @@ def claims(
     if names == ["list"]:
         show_list(config_dir, as_json=as_json)
         return
-    if names[:1] in (["publish"], ["check"]):
-        publish_or_check(names, config_dir, trust, claims_folder, reason)
-        return
-    if names[:1] == ["register"]:
-        register(names[1:], config_dir, trust, claims_folder, reason)
+    if names[:1] in (["publish"], ["check"], ["register"]):
+        from ntkexp.config.compose import composer
+
+        composed = composer(config_dir, trust)
+        if names[0] == "register":
+            register(names[1:], composed.builder, claims_folder, reason)
+        else:
+            publish_or_check(names, composed, trust, claims_folder, reason)
         return
     if names == ["judge"]:
         show_trials(as_json=as_json)
@@ -254,21 +258,13 @@ def warn_of_second_choice(attempts: Sequence[RegisterEntry]) -> None:
 # --- The register: every version of every claim, with all its test results.
 
 
-def register(
-    names: Sequence[str],
-    config_dir: Path | None,
-    trust: list[str],
-    out: Path,
-    reason: str,
-) -> None:
+def register(names: Sequence[str], builder: Builder, out: Path, reason: str) -> None:
     from ntkexp.claim.conduct import register_claim
-    from ntkexp.config.compose import composer
 
     if not names:
         raise Mistake(
             "register: name the claim, or several; `ntkexp claims list` shows them"
         )
-    builder = composer(config_dir, trust).builder
     for name in names:
         log = register_claim(name, builder, out, reason)
         if (entry := log.latest_entry(name)) is not None:
@@ -279,7 +275,7 @@ def register(
 
 def publish_or_check(
     names: Sequence[str],
-    config_dir: Path | None,
+    composer: Composer,
     trust: list[str],
     out: Path,
     reason: str,
@@ -287,27 +283,27 @@ def publish_or_check(
     """Publish the tables and verdicts in a folder,
     or check a publication by judging its tables again."""
     from ntkexp.claim.publish import check, publish
-    from ntkexp.config.compose import composer
     from ntkexp.records.claim import claim_records
 
     if len(names) < 2 or (names[0] == "publish" and len(names) > 2):
         raise Mistake(
             f"{names[0]}: name the folder, such as `ntkexp claims {names[0]} docs/claims`"
         )
-    folder, builder_source = Path(names[1]).expanduser(), composer(config_dir, trust)
+    folder = Path(names[1]).expanduser()
+    choices = composer.builder.choices
     if names[0] == "publish":
         records = claim_records(out)
         if reason:
-            records += judged_again(folder, builder_source, out, records, reason)
-        entries = registered(builder_source.builder.choices, out)
-        claim_names = publish(folder, builder_source, records, entries, trust)
-        publish_registers(builder_source.builder.choices, out, claim_names)
+            records += judged_again(folder, composer, out, records, reason)
+        entries = registered(choices, out)
+        claim_names = publish(folder, composer, records, entries, trust)
+        publish_registers(choices, out, claim_names)
         sys.stdout.write(
             f"{folder}: {counted(len(claim_names), 'claim')} of {len(entries)} in the register\n"
         )
     else:
-        entries = registered(builder_source.builder.choices, out)
-        claim_names = check(folder, builder_source, entries, trust, names[2:])
+        entries = registered(choices, out)
+        claim_names = check(folder, composer, entries, trust, names[2:])
         sys.stdout.write(
             f"{folder}: {counted(len(claim_names), 'claim')} judged again, with the same verdicts\n"
         )

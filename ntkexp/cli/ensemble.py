@@ -16,7 +16,8 @@ import typer
 
 from ntkexp.cli.options import CommonOptions, Overrides, ensure_writable, write_json
 from ntkexp.report.progress import progress_listener
-from ntkexp.text import aligned, short
+from ntkexp.report.tables import format_text, tabulate
+from ntkexp.text import short
 
 if TYPE_CHECKING:
     from ntkexp.ensemble import Comparison, EnsembleProblem, TrainedNetworks
@@ -28,6 +29,18 @@ EXPLANATION = (
     "deviation before training; 'by chance' is how often draws of the process are as far off, by "
     "mean or by covariance."
 )
+TEXTS = ("networks train", "process")
+NUMBERS = (
+    "networks",
+    "points",
+    "means apart (standard errors, RMS)",
+    "at worst",
+    "ratio of deviations",
+    "covariances apart",
+    "by chance",
+)
+"""The columns of the printed comparison."""
+
 DEFAULT_OVERRIDES = (
     "data=circle",
     "data.train=6",
@@ -221,34 +234,20 @@ def print_comparison(
             }
         )
     elif not quiet:
-        header = ["networks train", "process", "networks", "points"]
-        header += [
-            "means apart (standard errors, RMS)",
-            "at worst",
-            "ratio of deviations",
-            "covariances apart",
-            "by chance",
-        ]
         lines = [
-            [
+            (
                 row.networks,
                 row.process.upper(),
-                str(row.count),
+                row.count,
                 f"{row.points} of {row.among}",
-            ]
-            + [
-                short(number)
-                for number in (
-                    row.mean,
-                    row.worst,
-                    row.deviation,
-                    row.covariance,
-                    row.chance,
-                )
-            ]
+                row.mean,
+                row.worst,
+                row.deviation,
+                row.covariance,
+                row.chance,
+            )
             for row in table
         ]
-        sys.stdout.write(
-            f"{aligned(header, lines, [False, False, *[True] * 7])}\n\n{sentence}.\n{EXPLANATION}\n\n"
-        )
+        text = format_text(tabulate([*TEXTS, *NUMBERS], lines, NUMBERS))
+        sys.stdout.write(f"{text}\n\n{sentence}.\n{EXPLANATION}\n\n")
         sys.stdout.write("".join(f"{path}\n" for path in files))

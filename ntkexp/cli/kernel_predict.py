@@ -22,8 +22,8 @@ from ntkexp.cli.kernel_fill import (
 )
 from ntkexp.cli.options import CommonOptions, Engine, Overrides, write_json
 from ntkexp.mistake import Mistake
-from ntkexp.report.tables import Column, Table, format_text
-from ntkexp.text import aligned, rate, short
+from ntkexp.report.tables import Column, Table, format_text, text_column
+from ntkexp.text import rate
 
 if TYPE_CHECKING:
     from ntkexp.kernel_file.predict import Entries, KernelPredictions, Score
@@ -356,36 +356,23 @@ def show_study(
     if as_json:
         write_json({"study": [dict(row) for row in rows], "file": str(file)})
     elif not quiet:
-        has_published = any(row["published"] for row in rows)
         source = next(
             (f", {row['published_with']}" for row in rows if row["published_with"]), ""
         )
-        header = [
-            "",
-            "kernel",
-            "ridge",
-            "accuracy",
-            "RMSE",
-            "R²",
-            *([f"published{source}"] if has_published else []),
-        ]
+        columns = (
+            text_column("name", heading=""),
+            text_column("kernel"),
+            Column("ridge"),
+            Column("accuracy", spell=rate),
+            *map(Column, ("RMSE", "R²")),
+            Column(f"published{source}", spell="{} %".format),
+        )
         lines = []
         for row in rows:
-            ridge, rmse, r2 = (
-                float(row[key] or 0.0) for key in ("ridge", "rmse", "r2")
-            )
-            accuracy = None if row["accuracy"] is None else float(row["accuracy"])
-            cells = [
-                str(row["name"]),
-                str(row["kernel"]).upper(),
-                short(ridge),
-                rate(accuracy),
-                short(rmse),
-                short(r2),
-            ]
-            if has_published:
-                cells.append(f"{row['published']} %" if row["published"] else "")
-            lines.append(cells)
-        sys.stdout.write(
-            f"{aligned(header, lines, [False, False, *[True] * (len(header) - 2)])}\n\n{file}\n"
-        )
+            kernel = str(row["kernel"]).upper()
+            numbers = [row[key] for key in ("ridge", "accuracy", "rmse", "r2")]
+            lines.append((row["name"], kernel, *numbers, row["published"] or ""))
+        table = Table(columns, tuple(lines))
+        if not any(row["published"] for row in rows):
+            table = table.select(*(column.name for column in columns[:-1]))
+        sys.stdout.write(f"{format_text(table)}\n\n{file}\n")

@@ -208,44 +208,37 @@ def summarise_claims(
         identities = [record for record in sized if record.identity]
         empirical = [record for record in sized if not record.identity]
         where = "" if size == "default" else f" at the {size} size"
+        verdicts = standing_verdicts(sized, family)
         if empirical:
-            sentences.append(
-                f"{counted(len(empirical), 'claim')}{where}: {counts_of(sized, family)}."
-            )
-        uncorrected = uncorrected_names(sized, family)
+            counts = counts_of(sized, verdicts)
+            sentences.append(f"{counted(len(empirical), 'claim')}{where}: {counts}.")
+        uncorrected = [
+            record.name.replace("_", " ")
+            for record, stands in zip(sized, verdicts, strict=True)
+            if stands is False
+        ]
         if uncorrected:
             claims = max(len(empirical), family.registered - len(identities))
             looks = family.further_looks(size)
             more = f" and {counted(looks, 'further look')} at them" if looks else ""
-            names = listed([name.replace("_", " ") for name in uncorrected])
             sentences.append(
-                f"Not after Holm's correction over all {claims}{more}, at 5 %: {names}."
+                f"Not after Holm's correction over all {claims}{more}, at 5 %: {listed(uncorrected)}."
             )
         if identities:
-            sentences.append(f"{identity_sentence(identities, where)}")
+            sentences.append(identity_sentence(identities, where))
     return " ".join(sentences) or "No claim was judged."
 
 
-def counts_of(records: Sequence[ClaimRecord], family: ClaimFamily) -> str:
+def counts_of(records: Sequence[ClaimRecord], verdicts: Sequence[bool | None]) -> str:
     """Count the verdicts on empirical claims of one size, after correction.
 
     The records include identities, which are not counted.
     """
     counts = dict.fromkeys((*VERDICTS[:-2], UNCORRECTED, *VERDICTS[-2:]), 0)
-    for record, stands in zip(records, standing_verdicts(records, family), strict=True):
+    for record, stands in zip(records, verdicts, strict=True):
         if not record.identity:
             counts[UNCORRECTED if stands is False else record.verdict] += 1
     return listed([f"{count} {word}" for word, count in counts.items() if count])
-
-
-def uncorrected_names(records: Sequence[ClaimRecord], family: ClaimFamily) -> list[str]:
-    """Return the names of the claims whose verdicts do not survive the correction."""
-    verdicts = standing_verdicts(records, family)
-    return [
-        record.name
-        for record, stands in zip(records, verdicts, strict=True)
-        if stands is False
-    ]
 
 
 def identity_sentence(identities: Sequence[ClaimRecord], where: str) -> str:

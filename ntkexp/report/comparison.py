@@ -33,10 +33,7 @@ def combined(runs: Sequence[Run]) -> pd.DataFrame:
         }
         settings = {key: config.get(key) for key in keys}
         rows.append({"run": run.name, **settings, "split": split, **errors})
-    table = pd.DataFrame(
-        rows, columns=list(dict.fromkeys(name for row in rows for name in row))
-    )
-    return table.assign(outcome=[run.outcome for run in runs])
+    return pd.DataFrame(rows).assign(outcome=[run.outcome for run in runs])
 
 
 GROUPING_KEYS = ("data", "model", "optimizer", "loss")

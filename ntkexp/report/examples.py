@@ -49,6 +49,13 @@ def image_pixels(shown: NDArray[Any]) -> NDArray[Any] | None:
     return None
 
 
+def unit_range(pixels: NDArray[Any]) -> NDArray[Any]:
+    """Scale pixel values to the range from 0 to 1."""
+    low = float(pixels.min())
+    high = float(pixels.max())
+    return np.asarray((pixels - low) / (high - low or 1.0))
+
+
 def example(run: Run, split: str, number: int) -> Example:
     """Return one example of a split.
 

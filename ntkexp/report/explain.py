@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, TypeAlias
+from typing import Any
 
 import numpy as np
 
@@ -59,8 +59,6 @@ from ntkexp.report.tables import (
     text_column,
 )
 from ntkexp.text import MISSING, percent, short
-
-Split: TypeAlias = Literal["train", "query", "test"]
 
 TOP = 10  # number of rows that tables show by default
 
@@ -192,41 +190,57 @@ def explain_one(run: Run, split: str, number: int, rule: str) -> Explanation:
     out = run.outs[column]
     parts = OutputParts(run.contributions, query, column)
 
-    # collect the terms of f_T = f_0 + Σᵢ 𝒮(x, xᵢ) + Σ parts of no example + rest
     contributions = by_output[column]
-    start = float(outputs_of(run, "f_0")[query, out])
-    total = float(contributions.sum())
-    no_example = parts_of_no_example(parts, float(end[out]))
-    rest = float(end[out]) - start - total - sum(no_example.values())
-
     known = known_effects(run)
     effects, is_actual, warning = (None, False, "")
     if known is not None:
         effects, is_actual, warning = known.credible_at(query, out)
 
     times = halfway(run, parts)
-    return Explanation(
+    return explanation_of(
+        parts,
+        contributions,
+        start=float(outputs_of(run, "f_0")[query, out]),
+        end=float(end[out]),
         split=split,
         number=number,
         point=example(run, split, number),
         out=out,
         output=output_name(run, out, len(end), phase_of(run, split, number)),
         rule=rule,
-        prediction=float(end[out]),
-        start=start,
-        sum=total,
-        no_example=no_example,
-        rest=rest,
         parts=parts_of_examples(
             contributions, times, effects, partial(example, run, "train")
         ),
         left_out_is_actual=is_actual,
         warning=warning,
-        movement=movement(parts),
         predicted=predicted_class(run, end, phase_of(run, split, number)),
         sharing=sharing(run, out, len(end)),
-        components=component_parts(parts),
         positions=position_parts(run, parts),
+    )
+
+
+def explanation_of(
+    terms: OutputParts,
+    contributions: Array,
+    *,
+    start: float,
+    end: float,
+    **facts: Any,
+) -> Explanation:
+    """Return the explanation of an output that training changed from `start` to `end`.
+    `facts` are the fields that do not follow from these numbers."""
+    # f_T = f_0 + Σᵢ 𝒮(x, xᵢ) + Σ parts of no example + rest
+    total = float(contributions.sum())
+    no_example = parts_of_no_example(terms, end)
+    return Explanation(
+        prediction=end,
+        start=start,
+        sum=total,
+        no_example=no_example,
+        rest=end - start - total - sum(no_example.values()),
+        movement=movement(terms),
+        components=component_parts(terms),
+        **facts,
     )
 
 

@@ -10,9 +10,9 @@ import numpy as np
 from ntkexp.mistake import WrongArgument
 from ntkexp.records.contributions import CONTRIBUTION, DIMS, EFFECT, HALF_BY
 from ntkexp.report.examples import Example, named_example
-from ntkexp.report.explain import Explanation, parts_of_examples, parts_of_no_example
+from ntkexp.report.explain import Explanation, explanation_of, parts_of_examples
 from ntkexp.report.outputs import output_index, output_names, refuse_query
-from ntkexp.report.parts import OutputParts, component_parts, movement
+from ntkexp.report.parts import OutputParts
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -46,13 +46,6 @@ def explain_attribution(
     parts = OutputParts(arrays, query, column)
     contributions = parts.read(CONTRIBUTION)
     assert contributions is not None
-    no_example = parts_of_no_example(parts, float(end[column]))
-
-    # f_T = f_0 + Σᵢ 𝒮(x, xᵢ) + Σ parts of no example + rest
-    start = parts.total("start")
-    total = float(contributions.sum())
-    rest = float(end[column]) - start - total - sum(no_example.values())
-
     times = parts.read(HALF_BY)
     if times is None:
         times = np.full(len(contributions), np.nan)
@@ -65,7 +58,11 @@ def explain_attribution(
             place, labels[place], nothing, None
         )
 
-    return Explanation(
+    return explanation_of(
+        parts,
+        contributions,
+        start=parts.total("start"),
+        end=float(end[column]),
         split="query",
         number=query,
         point=find("query", query)
@@ -73,14 +70,7 @@ def explain_attribution(
         out=column,
         output=output_name(arrays, column),
         rule="secant",
-        prediction=float(end[column]),
-        start=start,
-        sum=total,
-        no_example=no_example,
-        rest=rest,
         parts=parts_of_examples(contributions, times, effects, shown),
-        movement=movement(parts),
-        components=component_parts(parts),
     )
 
 

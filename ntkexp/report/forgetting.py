@@ -405,12 +405,9 @@ def predicted_change(run: Run, during: int, shift: int = 0) -> Array | None:
     if not len(snapshots):
         return None
     learned = np.flatnonzero(run.contributions["example_phase"].to_numpy() == during)
-    kernel = (
-        run.kernels["tangent"].isel(snapshot=snapshots[0]).to_numpy()[:, :, learned]
-    )
-    residual = (
-        run.kernels["output_gradient"].isel(snapshot=snapshots[0]).to_numpy()[learned]
-    )
+    stored = run.kernels.isel(snapshot=snapshots[0])
+    kernel = stored["tangent"].to_numpy()[:, :, learned]
+    residual = stored["output_gradient"].to_numpy()[learned]
     weight = 1 / len(learned) if settings["loss.reduction"] == "mean" else 1.0
     weight /= float(settings["init.alpha"]) ** 2 if settings["init.centred"] else 1.0
     own_kernel = kernel[run.points["train"]][learned]

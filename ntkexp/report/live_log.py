@@ -77,9 +77,9 @@ class AbstractLog(ABC):
         Steps arrive in order. A continued log may receive a step that it already has.
         """
 
-    @abstractmethod
     def conclude(self, numbers: Numbers, step: int) -> None:
         """Log the results of the run after its last step."""
+        self.write(numbers, step)
 
     @abstractmethod
     def end(self, *, finished: bool) -> None:
@@ -122,6 +122,7 @@ class Mlflow(AbstractLog):
     """
 
     def begin(self, folder: Path, config: Mapping[str, Any], key: str | None) -> str:
+        import pandas as pd  # noqa: PLC0415  slow to import
         from mlflow import MlflowClient  # noqa: PLC0415  an extra
         from mlflow.entities import Metric, Param  # noqa: PLC0415  an extra
 
@@ -147,7 +148,8 @@ class Mlflow(AbstractLog):
             else experiment.experiment_id
         )
         self.key = str(self.client.create_run(place, run_name=folder.name).info.run_id)
-        params = [Param(name, str(value)) for name, value in flattened(config).items()]
+        (row,) = pd.json_normalize(dict(config)).to_dict("records")
+        params = [Param(str(name), str(value)) for name, value in row.items()]
         for first in range(0, len(params), MLFLOW_BATCH_PARAMS):
             self.client.log_batch(
                 self.key, params=params[first : first + MLFLOW_BATCH_PARAMS]
@@ -189,22 +191,6 @@ MLFLOW_BATCH_METRICS = 1000
 MLFLOW_WAIT_SECONDS = 1.0  # minimum time between two requests
 
 
-def flattened(config: Mapping[str, Any], under: str = "") -> dict[str, Any]:
-    """Flatten a nested mapping to dotted keys.
-
-    >>> flattened({"model": {"width": 64}, "seed": 0})
-    {'model.width': 64, 'seed': 0}
-    """
-    found = dict[str, Any]()
-    for name, value in config.items():
-        found |= (
-            flattened(value, f"{under}{name}.")
-            if isinstance(value, Mapping)
-            else {f"{under}{name}": value}
-        )
-    return found
-
-
 class TensorBoard(AbstractLog):
     """An event file in the run folder. TensorBoard can read it during the run.
 
@@ -243,9 +229,6 @@ class TensorBoard(AbstractLog):
         ]
         self.add(step=step, summary=self.summary(value=values))
         self.file.flush()
-
-    def conclude(self, numbers: Numbers, step: int) -> None:
-        self.write(numbers, step)
 
     def end(self, *, finished: bool) -> None:
         self.file.close()

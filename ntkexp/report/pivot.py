@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from statistics import fmean, stdev
 
 import pandas as pd
@@ -355,22 +356,18 @@ def pivot_frame(table: Pivot) -> pd.DataFrame:
     """Return a row for each cell with runs, in full precision."""
     request = table.request
     rows = []
-    for row in table.rows:
-        for column in table.columns:
-            cell = table.cell(row, column)
-            if cell.values:
-                names = {request.rows: row}
-                if request.columns is not None:
-                    names[request.columns] = column
-                rows.append(
-                    {
-                        **names,
-                        "mean": cell.mean,
-                        "standard_deviation": cell.deviation,
-                        "runs": len(cell.known),
-                        "runs_without_value": len(cell.values) - len(cell.known),
-                    }
-                )
+    for place in product(table.rows, table.columns):
+        cell = table.cell(*place)
+        if cell.values:
+            rows.append(
+                {
+                    **dict(zip(request.axes, place, strict=False)),
+                    "mean": cell.mean,
+                    "standard_deviation": cell.deviation,
+                    "runs": len(cell.known),
+                    "runs_without_value": len(cell.values) - len(cell.known),
+                }
+            )
     return pd.DataFrame(rows)
 
 

@@ -105,7 +105,7 @@ def find_numbers(
                 )
             return matches
         # an id can be a digest that consists of digits only
-        matches = [k for k, name in enumerate(names) if name == word]
+        matches = named(names, word)
         if matches:
             return matches
     if last >= count:
@@ -117,19 +117,22 @@ def find_numbers(
     return range(first, last + 1)
 
 
+def named(names: Sequence[str], word: str) -> list[int]:
+    return [k for k, name in enumerate(names) if name == word]
+
+
 def find_name(run: Run, word: str) -> list[int]:
     """Return the positions of the examples with this id, abbreviated id,
     or source index (#17)."""
     names = example_names(run)
     if re.fullmatch(r"#\d+", word):
-        matches = [k for k, name in enumerate(names) if name == word[1:]]
-        matches = (
-            matches or np.flatnonzero(run.data["train_index"] == int(word[1:])).tolist()
-        )
+        number = int(word[1:])
+        matches = named(names, word[1:])
+        matches = matches or np.flatnonzero(run.data["train_index"] == number).tolist()
         if not matches:
             raise refusal(word, "no training example has this number in the source")
         return matches
-    matches = [k for k, name in enumerate(names) if name == word]
+    matches = named(names, word)
     if not matches and len(word) >= MIN_DIGEST_LETTERS:
         matches = [k for k, name in enumerate(names) if name.startswith(word)]
     if not matches:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import csv
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from ntkexp.mistake import Mistake, WrongArgument, nearest
@@ -26,28 +25,21 @@ SETTINGS = ("data", "optimizer")  # settings that are listed if they differ betw
 NUMBERS = ("steps", "accuracy", "loss", "frozen", "age", "took")
 
 
-@dataclass(frozen=True)
-class ListedFigures:
-    """The numbers of a run in the list. Unknown numbers are None."""
-
-    steps: str
-    accuracy: float | None  # at the queries, else at the training examples
-    loss: float | None
-    frozen: float | None  # relative error of the frozen kernel on the main split
-    age: float | None  # seconds since the run was finished, else since it was begun
-    took: float | None  # wall seconds of the run
-
-
-def figures_of(run: ListedRun, now: float) -> ListedFigures:
+def numbers_in_words(run: ListedRun, now: float) -> list[str]:
+    """Return the texts of the columns `NUMBERS`."""
     last = last_row(run.path / "metrics.csv")
-    return ListedFigures(
-        steps=steps_of(run),
-        accuracy=number_in(last, "accuracy_query", "accuracy"),
-        loss=number_in(last, "loss_query", "loss"),
-        frozen=known(lambda: frozen_error(run.path)),
-        age=known(lambda: now - last_change(run.path)),
-        took=known(lambda: seconds_of(run.path)) or None,
-    )
+    return [
+        steps_of(run),
+        # at the queries, else at the training examples
+        spelt(number_in(last, "accuracy_query", "accuracy"), percent),
+        spelt(number_in(last, "loss_query", "loss"), short),
+        # relative error of the frozen kernel on the main split
+        spelt(known(lambda: frozen_error(run.path)), percent),
+        # seconds since the run was finished, else since it was begun
+        spelt(known(lambda: now - last_change(run.path)), duration),
+        # wall seconds of the run
+        spelt(known(lambda: seconds_of(run.path)) or None, duration),
+    ]
 
 
 def known(read: Callable[[], float | None]) -> float | None:
@@ -141,20 +133,9 @@ def tabulate_runs(
     settings = [*(key for key in SETTINGS if key in differ), *keys]
     rows = []
     for run in runs:
-        figures = figures_of(run, now)
-        rows.append(
-            [
-                run.path.name,
-                run.state,
-                *(str(run.config.get(key, MISSING)) for key in settings),
-                figures.steps,
-                spelt(figures.accuracy, percent),
-                spelt(figures.loss, short),
-                spelt(figures.frozen, percent),
-                spelt(figures.age, duration),
-                spelt(figures.took, duration),
-            ]
-        )
+        values = [str(run.config.get(key, MISSING)) for key in settings]
+        numbers = numbers_in_words(run, now)
+        rows.append([run.path.name, run.state, *values, *numbers])
     names = ["run", "state", *settings, *NUMBERS]
     full = tabulate(names, rows, numbers=NUMBERS)
     empty = {

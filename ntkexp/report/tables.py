@@ -124,10 +124,8 @@ def tabulate(
 
 
 def table_of_frame(frame: pd.DataFrame) -> Table:
-    numeric = [dtype.kind in "biuf" for dtype in frame.dtypes]
     columns = tuple(
-        Column(str(name), number)
-        for name, number in zip(frame.columns, numeric, strict=True)
+        Column(str(name), dtype.kind in "biuf") for name, dtype in frame.dtypes.items()
     )
     values = (frame.iloc[:, k].tolist() for k in range(len(columns)))
     return Table(columns, tuple(zip(*values, strict=True)))

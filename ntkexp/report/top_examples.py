@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ntkexp.records.contributions import CONTRIBUTION, DIMS
-from ntkexp.report.examples import Example, image_pixels
+from ntkexp.report.examples import Example, image_pixels, unit_range
 from ntkexp.report.outputs import output_names
 from ntkexp.report.parts import strongest_first
 from ntkexp.report.tables import format_signed
@@ -131,18 +131,9 @@ def picture(shown: NDArray[Any]) -> str:
     if pixels is None:
         return ""
     stride = -(-max(pixels.shape[:2]) // PICTURE_PIXELS)
-    pixels = np.nan_to_num(pixels[::stride, ::stride].astype(float))
-    low = float(pixels.min())
-    high = float(pixels.max())
+    scaled = unit_range(np.nan_to_num(pixels[::stride, ::stride].astype(float)))
     file = BytesIO()
-    imsave(
-        file,
-        (pixels - low) / (high - low or 1.0),
-        cmap="gray_r",
-        vmin=0,
-        vmax=1,
-        format="png",
-    )
+    imsave(file, scaled, cmap="gray_r", vmin=0, vmax=1, format="png")
     content = base64.b64encode(file.getvalue()).decode()
     size = f"width:{PICTURE_PIXELS}px;image-rendering:pixelated"
     return f'<img src="data:image/png;base64,{content}" alt="" style="{size}"><br>'

@@ -167,16 +167,7 @@ class Validation:
         rows = [score.row for score in best_first]
         if (chance := self.harm_by_chance) is not None:
             rows.append(
-                (
-                    "at random",
-                    None,
-                    None,
-                    None,
-                    None,
-                    chance.value,
-                    chance.low,
-                    chance.high,
-                )
+                ("at random", *[None] * 4, chance.value, chance.low, chance.high)
             )
         return Table(columns, tuple(rows))
 

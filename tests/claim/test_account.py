@@ -11,8 +11,13 @@ import pytest
 import torch
 from scipy.stats import spearmanr
 
-from ntkexp.claim.papers import FiniteStepTerm, RisingSteps, WidthDisagreement
-from ntkexp.claim.papers.account import finite_step_parts, measured_steps
+from ntkexp.claim.papers.account import (
+    FiniteStepTerm,
+    RisingSteps,
+    WidthDisagreement,
+    finite_step_parts,
+    measured_steps,
+)
 from ntkexp.claim.papers.leaving_out import BARE, Retraining, retraining
 from ntkexp.claim.quantity import Measured
 from ntkexp.config.compose import compose

@@ -27,7 +27,7 @@ from ntkexp.claim.expectation import (
 )
 from ntkexp.claim.judge import Finding, join_parts, judge_interval, judge_look, judge_part, judge_table
 from ntkexp.claim.look import Look
-from ntkexp.claim.papers import FiniteStepPeaks, FiniteSteps, ScalarCurve
+from ntkexp.claim.papers.scalar_functions import FiniteStepPeaks, FiniteSteps, ScalarCurve
 from ntkexp.claim.quantity import Column, Columns, Crossing, Measured
 from ntkexp.claim.simulation import DESIGNS, SIMULATED_RULES, JudgingDesign, invent, look_of, try_design, try_judging
 from ntkexp.data.synthetic import Integers
@@ -584,7 +584,7 @@ def test_rows_of_a_trial_beside_runs_have_no_state(state: str, verdict: str) -> 
 
 
 def curve(**fields: Any) -> pd.DataFrame:
-    return pd.DataFrame(ScalarCurve(**fields).rows(0)).set_index(["start", "ascended", "x"])
+    return pd.DataFrame([*ScalarCurve(**fields).rows(0)]).set_index(["start", "ascended", "x"])
 
 
 def test_scalar_curves_agree_with_hand_computations() -> None:
@@ -606,7 +606,7 @@ def test_scalar_curves_agree_with_hand_computations() -> None:
 
 def test_the_maximum_of_a_finite_step_depends_on_its_size() -> None:
     """A small step has the maximum of the tangent kernel."""
-    rows = pd.DataFrame(FiniteStepPeaks(model=RadialBasis(), etas=(1e-6, 1.0)).rows(0))
+    rows = pd.DataFrame([*FiniteStepPeaks(model=RadialBasis(), etas=(1e-6, 1.0)).rows(0)])
     given = rows[rows["start"] == "given"]
     peaks = given.dropna(subset=["eta"]).set_index("eta")["peak_at"]
     assert peaks.tolist() == [given["largest_at"].max(), given["finite_largest_at"].max()]
@@ -625,5 +625,5 @@ def test_orders_of_finite_steps(column: str, order: int) -> None:
         observed=1,
         scatter=0.1,
     )
-    errors = pd.DataFrame(trial.rows(0))[column]
+    errors = pd.DataFrame([*trial.rows(0)])[column]
     assert errors[0] / errors[1] == pytest.approx(2**order, rel=0.02)

@@ -18,32 +18,31 @@ from ntkexp.claim.expectation import Equality, Order
 from ntkexp.claim.judge import judge_part
 from ntkexp.claim.judged import AbstractPicture, JudgedClaim, PublishedNumber
 from ntkexp.claim.look import CONTROL, MAIN, SECOND
-from ntkexp.claim.papers import (
-    AccuracyByScale,
-    AccuracyTable,
-    ChangeByWidth,
+from ntkexp.claim.paper_figures import draw_change_by_width
+from ntkexp.claim.papers.convolutional_kernels import AccuracyTable
+from ntkexp.claim.papers.double_descent import InterpolationPeak
+from ntkexp.claim.papers.lazy_and_rich import AccuracyByScale
+from ntkexp.claim.papers.leaving_out import ScoresByTraining
+from ntkexp.claim.papers.path_kernel import (
     EnoughExamples,
-    InterpolationPeak,
     KernelChange,
     MarginBound,
     PathFact,
-    ScalarStep,
-    ScalarTraining,
-    ScoresByTraining,
     StoredExamples,
     TimeShare,
     WeightRank,
 )
-from ntkexp.claim.papers.scalar_functions import ascents, changed_range, given, moved
-from ntkexp.claim.picture import JudgedRows, draw_change_by_width, drawable_groups
+from ntkexp.claim.papers.scalar_functions import ScalarStep, ScalarTraining, ascents, changed_range, given, moved
+from ntkexp.claim.papers.wide_networks import ChangeByWidth
+from ntkexp.claim.picture import JudgedRows, drawable_groups
 from ntkexp.claim.quantity import AbstractQuantity, Column, Measured, Together
 from ntkexp.claim.read import claim_names, claim_of, read_claim
 from ntkexp.config.build import Builder
 from ntkexp.mistake import Mistake
 from ntkexp.records.claim import ClaimRecord, Exhibit, Judgement, read_exhibit
-from ntkexp.report.plots.style import caption_of
 from ntkexp.report.run import Run
 from tests.claim.subject import CLAIM, SLOPE, changed_claim, planned
+from tests.report.drawn import caption_of
 
 LOOK = Judgement(
     verdict="supported", figure=1.0, low=1.0, high=1.0, p=None, more_seeds=None, expected="", seeds=(0, 1), draws="",

@@ -12,19 +12,22 @@ import pytest
 import torch
 from torch.func import jacrev
 
-from ntkexp.claim.papers import (
-    AddedRemovals,
-    ExactnessOfScores,
+from ntkexp.claim.papers.later_tasks import LaterTask, share_of_tenth
+from ntkexp.claim.papers.lazy_and_rich import (
+    FollowedMode,
     LateGeneralising,
-    LaterTask,
-    OtherRuns,
-    RemovalScores,
+    LearningStep,
+    ScaledDescent,
+    ScaledFunction,
+    top_mode,
 )
-from ntkexp.claim.papers.later_tasks import share_of_tenth
-from ntkexp.claim.papers.lazy_and_rich import FollowedMode, LearningStep, ScaledDescent, ScaledFunction, top_mode
 from ntkexp.claim.papers.leaving_out import (
     FAMILY,
     INFLUENCE_DAMPING,
+    AddedRemovals,
+    ExactnessOfScores,
+    OtherRuns,
+    RemovalScores,
     Retraining,
     influence,
     recorded,
@@ -233,7 +236,7 @@ def test_the_lazier_the_less_the_kernel_has_moved_when_examples_are_fitted() -> 
 
 def test_a_station_that_is_not_reached_has_no_time() -> None:
     trial = LateGeneralising(model=SQUARES, init=INIT, data=SUMS, alphas=(1.0, 2.0), steps=1, points=4)
-    fitted, generalised, end = trial.rows(0)[:3]
+    fitted, generalised, end = [*trial.rows(0)][:3]
     assert all(
         math.isnan(number(row, name)) for row in (fitted, generalised) for name in ("time", "wait", "kernel_change")
     )
@@ -305,7 +308,7 @@ def test_influence_of_a_loss_that_is_no_parabola_is_refused() -> None:
 
 @pytest.mark.slow
 def test_contributions_add_up_and_effects_rank_removals() -> None:
-    table = pd.DataFrame(RemovalScores(base=(*SMALL, "steps=5"), activations=("tanh",), groups=4).rows(0))
+    table = pd.DataFrame([*RemovalScores(base=(*SMALL, "steps=5"), activations=("tanh",), groups=4).rows(0)])
     assert table["miss"].dropna().max() < 1e-13
     alone = table[table["left_out"] == "one"].set_index("score")["correlation"]
     assert alone["effect"] > 0.9 > alone["shuffled"]
@@ -315,7 +318,7 @@ def test_contributions_add_up_and_effects_rank_removals() -> None:
 def test_exactness_gains_nothing_where_the_kernel_is_constant() -> None:
     """The contributions of a linear model are those of TracIn, up to rounding. Those of a network are not."""
     linear, network = (
-        pd.DataFrame(ExactnessOfScores(base=SMALL, trainings=(how,), activations=("tanh",), groups=4).rows(0))
+        pd.DataFrame([*ExactnessOfScores(base=SMALL, trainings=(how,), activations=("tanh",), groups=4).rows(0)])
         for how in ("model.depth=0 steps=3", "steps=1 optimizer.stable_fraction=16")
     )
     assert linear["gain"].dropna().abs().tolist() == pytest.approx([0, 0, 0, 0], abs=1e-9)
@@ -327,7 +330,7 @@ def test_exactness_gains_nothing_where_the_kernel_is_constant() -> None:
 def test_sums_of_effects_miss_the_factor_of_the_mean() -> None:
     """A mean over N − k examples has the factor N/(N − k), and effects of single examples have N/(N − 1)."""
     base = (*SMALL, "model.depth=0", "steps=1")
-    rows = pd.DataFrame(AddedRemovals(base=base, activations=("tanh",), sizes=(1, 4, 8), groups=4).rows(0))
+    rows = pd.DataFrame([*AddedRemovals(base=base, activations=("tanh",), sizes=(1, 4, 8), groups=4).rows(0)])
     sums = rows.set_index(["single", "size"])["miss"]
     expected = [1 - (16 - size) / 15 for size in (1, 4, 8)]
     assert sums["retrained"].tolist() == pytest.approx(expected, abs=1e-11)
@@ -352,7 +355,7 @@ def test_other_runs_are_those_of_their_seed_on_the_same_data() -> None:
 def test_effects_without_dependence_on_the_start_are_the_same_in_other_runs() -> None:
     """An antisymmetric linear model starts at zero, and depends on its start only by its output."""
     linear = ("model.depth=0", "init.antisymmetric=true", "optimizer=gd", "optimizer.step_size=0.1", "steps=3")
-    rows = pd.DataFrame(OtherRuns(base=(*SMALL, *linear), groups=4).rows(0))
+    rows = pd.DataFrame([*OtherRuns(base=(*SMALL, *linear), groups=4).rows(0)])
     found = rows.pivot_table(index=["left_out", "score"], columns="repeated", values="correlation")
     assert found.loc[:, "other_run"].tolist() == pytest.approx(found.loc[:, "same"].tolist(), abs=1e-9)
     assert found.loc[("one", "retraining"), "other_run"] == pytest.approx(1)

@@ -13,37 +13,38 @@ import pytest
 import torch
 
 from ntkexp.claim.conduct import TrialJob, drawn
-from ntkexp.claim.papers import (
-    AfterKernel,
+from ntkexp.claim.papers.convolutional_kernels import (
     ConvolutionalAccuracy,
-    DatamodelScore,
-    EndOfTraining,
+    KernelOperations,
+    LayerProducts,
+    LearningCurve,
+    LimitRegression,
+    OperationCount,
+    eliminate,
+)
+from ntkexp.claim.papers.double_descent import WidthSweep
+from ntkexp.claim.papers.end_of_training import EndOfTraining, LinearModes, Operations
+from ntkexp.claim.papers.followed_loops import GrokkingByComponent, SubliminalLearning
+from ntkexp.claim.papers.lazy_and_rich import (
+    AfterKernel,
+    LateGeneralising,
+    LearnedTask,
+    ScaledNetwork,
+    SilentAlignment,
+    length,
+)
+from ntkexp.claim.papers.leaving_out import BARE, DatamodelScore, LeftOutKernel, draw_groups, retraining, score
+from ntkexp.claim.papers.needed_examples import RemovalByPhase, margins, step_shares
+from ntkexp.claim.papers.scalar_functions import Reparametrised
+from ntkexp.claim.papers.wide_networks import (
     FirstKernels,
     FirstOutputs,
     Fluctuations,
-    GrokkingByComponent,
     KernelMovement,
-    KernelOperations,
-    LateGeneralising,
-    LayerProducts,
-    LearningCurve,
-    LeftOutKernel,
-    LimitRegression,
-    LinearModes,
-    Operations,
     OutputsInTraining,
-    RemovalByPhase,
-    Reparametrised,
-    SilentAlignment,
-    SubliminalLearning,
     SummedOutputs,
     TrainingBesideKernels,
-    WidthSweep,
 )
-from ntkexp.claim.papers.convolutional_kernels import OperationCount, eliminate
-from ntkexp.claim.papers.lazy_and_rich import LearnedTask, ScaledNetwork, length
-from ntkexp.claim.papers.leaving_out import BARE, draw_groups, retraining, score
-from ntkexp.claim.papers.needed_examples import margins, step_shares
 from ntkexp.claim.trial import AbstractTrial, SideBySide
 from ntkexp.data import ModularAddition, Sphere, Teacher
 from ntkexp.data.images import Digits
@@ -82,7 +83,9 @@ def test_rows_of_a_trial_are_those_of_its_data_and_seed(tmp_path: Path) -> None:
 
 
 def test_products_of_layers() -> None:
-    rows = pd.DataFrame(LayerProducts(model=CNN(width=3, padding="circular"), init=INIT, data=IMAGES, points=3).rows(0))
+    rows = pd.DataFrame(
+        [*LayerProducts(model=CNN(width=3, padding="circular"), init=INIT, data=IMAGES, points=3).rows(0)]
+    )
     assert rows["error"].max() < 1e-14  # sums of a few thousand products of size one
     assert rows["unpaired"][rows["kind"] == "convolution"].min() > 1
     assert rows["share"].sum() == pytest.approx(1)
@@ -91,7 +94,7 @@ def test_products_of_layers() -> None:
 def test_regression_returns_the_labels_without_a_ridge() -> None:
     """With a ridge r the residual is r (Θ + r)⁻¹ Y, which is large."""
     trial = LimitRegression(names=("dense",), models=(MLP(depth=1),), init=INIT, data=IMAGES, ridges=(0.0, 0.1))
-    rows = pd.DataFrame(trial.rows(0))
+    rows = pd.DataFrame([*trial.rows(0)])
     assert rows["residual"][0] <= rows["bound"][0] < 1e-10
     assert rows["residual"][1] > 1e-3
     assert rows["condition"][1] < rows["condition"][0]
@@ -100,7 +103,7 @@ def test_regression_returns_the_labels_without_a_ridge() -> None:
 @pytest.mark.slow
 def test_convolutions_classify_as_their_kernels_do_elsewhere() -> None:
     images = Digits(train=20, query=0, test=30, classes=tuple(range(10)))
-    rows = ConvolutionalAccuracy(data=images, depths=(3,), width=2, steps=3).rows(0)
+    rows = [*ConvolutionalAccuracy(data=images, depths=(3,), width=2, steps=3).rows(0)]
     models = (CNTK(depth=3), CNTK(depth=3, pooling=True))
     kernels = LimitRegression(names=("CNTK", "CNTK-GAP"), models=models, init=INIT, data=images).rows(0)
     found = {row["family"]: row["accuracy"] for row in rows if row["regressor"] == "kernel"}
@@ -443,7 +446,7 @@ SWEEP_INIT = NTK(W_std=1.5, b_std=0.1)
 
 def test_a_linear_model_ends_in_least_squares() -> None:
     source = Teacher(train=12, query=0, test=6, dimension=3)
-    row = WidthSweep(model=MLP(width=1, depth=0), init=SWEEP_INIT, data=source, widths=(1, 2, 3)).rows(0)[0]
+    row = next(iter(WidthSweep(model=MLP(width=1, depth=0), init=SWEEP_INIT, data=source, widths=(1, 2, 3)).rows(0)))
     data = source.split(0)
     x = torch.cat([data.train.inputs, torch.ones(12, 1, dtype=torch.float64)], 1)
     missed = x @ torch.linalg.lstsq(x, data.train.target).solution - data.train.target
@@ -455,9 +458,8 @@ def test_a_linear_model_ends_in_least_squares() -> None:
 
 def test_more_parameters_than_targets_fit_exactly() -> None:
     source = Teacher(train=6, query=0, test=4, dimension=2)
-    rows = WidthSweep(
-        model=MLP(width=1, depth=1, activation="tanh"), init=SWEEP_INIT, data=source, widths=(1, 4, 8)
-    ).rows(0)
+    trial = WidthSweep(model=MLP(width=1, depth=1, activation="tanh"), init=SWEEP_INIT, data=source, widths=(1, 4, 8))
+    rows = [*trial.rows(0)]
     assert number(rows[2], "train_error") < 1e-12 < number(rows[0], "train_error")
     assert number(rows[0], "condition") == 1e12 > number(rows[2], "condition")
 
@@ -478,12 +480,11 @@ def test_a_linear_model_has_one_kernel_and_follows_it() -> None:
 
 
 def test_a_rich_kernel_is_another_one_after_training() -> None:
-    rich, lazy = (
-        AfterKernel(
-            model=MLP(width=16, depth=1), init=WIDE_INIT, data=DIGITS, widths=(16,), trains=(6,), alpha=alpha
-        ).rows(0)
+    trials = [
+        AfterKernel(model=MLP(width=16, depth=1), init=WIDE_INIT, data=DIGITS, widths=(16,), trains=(6,), alpha=alpha)
         for alpha in (0.1, 1000.0)
-    )
+    ]
+    rich, lazy = ([*trial.rows(0)] for trial in trials)
     apart = [abs(number(rows[1], "loss") - number(rows[2], "loss")) for rows in (rich, lazy)]
     assert apart[1] < 1e-4
     assert apart[0] > 1e-2
@@ -579,4 +580,4 @@ def test_unsuitable_data_and_fields_are_refused(
 ) -> None:
     with_network = {} if "models" in fields or "model" in fields else {"model": NETWORK}
     with pytest.raises((Mistake, ValueError), match=message):
-        trial(**{"init": WIDE_INIT, **with_network, **fields}).rows(0)
+        list(trial(**{"init": WIDE_INIT, **with_network, **fields}).rows(0))

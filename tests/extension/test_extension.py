@@ -26,7 +26,7 @@ from ntkexp.report.analysis.tables import analyse
 from ntkexp.report.inventory import flatten_config
 from ntkexp.report.loaded_run import load_run
 from ntkexp.report.plots import figures, together
-from ntkexp.report.plots.run_plots import exhibition, save
+from ntkexp.report.plots.run_plots import exhibition
 from ntkexp.report.plots.style import BLACK, COLOUR, GREY, colour
 from ntkexp.report.run import load_tables
 from ntkexp.run.loop import run
@@ -36,6 +36,7 @@ from tests.config import components
 from tests.docs import reference
 from tests.extension.outside import ADDED, PARTS, Outside
 from tests.kernel.oracle import agree
+from tests.report.drawn import save
 from tests.report.synthetic import digits, write_run, write_sweep
 from tests.run.small import Memory, Ran, execute_in
 from tests.run.test_exactness import exact

@@ -19,9 +19,9 @@ from torch import Tensor
 from torch.func import jacrev, jvp
 
 from ntkexp.claim.papers.leaving_out import BARE, Retraining, retraining
-from ntkexp.claim.papers.path_kernel import top_shares
-from ntkexp.claim.quantity import AbstractQuantity, Measured
-from ntkexp.claim.trial import AbstractTrial, Row, Rows
+from ntkexp.claim.papers.path_kernel import AbstractPathQuantity, top_shares
+from ntkexp.claim.quantity import Measured
+from ntkexp.claim.trial import AbstractTrial, Rows
 from ntkexp.component import Count
 from ntkexp.config.compose import compose
 from ntkexp.effects.curvature import load_forward_mode
@@ -33,7 +33,7 @@ from ntkexp.report.run import Run
 from ntkexp.run.setting import Setting, prepare
 
 
-class WidthDisagreement(AbstractQuantity):
+class WidthDisagreement(AbstractPathQuantity):
     """The disagreement of contributions between networks of neighbouring widths.
 
     The widths are the values of the axis `along`. Rows have
@@ -45,8 +45,6 @@ class WidthDisagreement(AbstractQuantity):
     independently."""
 
     along: str = "model.width"
-    rule: str = "secant"
-    split: str = "query"
 
     def of(self, measured: Measured) -> pd.DataFrame:
         rows = []
@@ -65,10 +63,7 @@ class WidthDisagreement(AbstractQuantity):
 
     def disagreement(self, narrow: Run, wide: Run) -> float:
         """Return 1 − ρ for two runs."""
-        contributions = [
-            run.parts(self.rule).to_numpy()[run.points[self.split], 0].T
-            for run in (narrow, wide)
-        ]
+        contributions = [self.contributions(run)[:, 0].T for run in (narrow, wide)]
         return 1 - mean_known(spearman(*contributions))
 
 
@@ -107,7 +102,6 @@ class FiniteStepTerm(AbstractTrial):
     steps: Count = 8
 
     def rows(self, seed: int) -> Rows:
-        rows: list[Row] = []
         for fraction in self.fractions:
             steps = round(self.steps * max(self.fractions) / fraction)
             words = [f"optimizer.stable_fraction={fraction}", f"steps={steps}"]
@@ -117,14 +111,11 @@ class FiniteStepTerm(AbstractTrial):
             )
             missed = found.term - found.regularisation
             size = found.term.norm()
-            rows.append(
-                {
-                    "step_size": fraction,
-                    "alone": float(missed.norm() / size),
-                    "with_ends": float((missed - found.ends).norm() / size),
-                }
-            )
-        return rows
+            yield {
+                "step_size": fraction,
+                "alone": float(missed.norm() / size),
+                "with_ends": float((missed - found.ends).norm() / size),
+            }
 
 
 class FiniteStepParts(NamedTuple):
@@ -210,12 +201,10 @@ class RisingSteps(AbstractTrial):
         means = steps.pivot_table(
             values="top_share", index=steps["step"] // self.window, columns="rising"
         ).dropna()
-        rows: list[Row] = []
         for kind, rising in (("rising", True), ("falling", False)):
             share = float(means[rising].mean()) if len(means.columns) == 2 else nan
             count = int((steps["rising"] == rising).sum())
-            rows.append({"kind": kind, "top_share": share, "steps": count})
-        return rows
+            yield {"kind": kind, "top_share": share, "steps": count}
 
 
 class MeasuredStep(NamedTuple):

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from math import log, sqrt
 from statistics import fmean
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import pandas as pd
 import torch
@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch.utils.flop_counter import flop_registry
 
-from ntkexp.claim.judged import AbstractPicture, JudgedClaim
-from ntkexp.claim.picture import JudgedRows, draw_accuracies
-from ntkexp.claim.trial import AbstractTrial, Row, Rows, refuse_unnamed
+from ntkexp.claim.judged import AbstractPicture, Figure, JudgedClaim
+from ntkexp.claim.picture import JudgedRows
+from ntkexp.claim.trial import AbstractTrial, NetworkTrial, Rows, refuse_unnamed
 from ntkexp.closed_form import conjugate_gradients
 from ntkexp.component import Count
 from ntkexp.data.base import AbstractSource, Data, Examples, Standardise
@@ -33,17 +33,14 @@ from ntkexp.layer.affine import Affine, Convolution
 from ntkexp.limit.infinite_kernel import infinite_kernel
 from ntkexp.loss import centred_one_hot
 from ntkexp.mistake import Mistake
-from ntkexp.model.base import AbstractArchitecture, AbstractLayered
+from ntkexp.model.base import AbstractLayered
 from ntkexp.model.networks import CNTK
 from ntkexp.records.sweep import Level
 from ntkexp.stream import stream
 from ntkexp.text import listed, percent
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
-
-class LayerProducts(AbstractTrial):
+class LayerProducts(NetworkTrial):
     """The kernel of each layer, as a product of forward and backward signals. It is
     compared with the kernel by autograd.
 
@@ -62,9 +59,6 @@ class LayerProducts(AbstractTrial):
                     control)
     """
 
-    model: AbstractArchitecture
-    init: AbstractInit
-    data: AbstractSource
     points: Count = 8
 
     def rows(self, seed: int) -> Rows:
@@ -85,7 +79,6 @@ class LayerProducts(AbstractTrial):
         seen = pass_through(module, layers, x)
         own = {name: autograd_kernel(module, name, x) for name in layers}
         trace = sum(float(kernel.trace()) for kernel in own.values())
-        rows: list[Row] = []
         for name, layer in layers.items():
             patches, signals = per_pixel(layer, *seen[name])
             kernel = own[name]
@@ -99,16 +92,13 @@ class LayerProducts(AbstractTrial):
             b = patches.flatten(1)
             g = signals.flatten(1)
             unpaired = (g @ g.t()) * (b @ b.t())
-            rows.append(
-                {
-                    "layer": name,
-                    "kind": type(layer).__name__.lower(),
-                    "error": float((paired - kernel).norm() / kernel.norm()),
-                    "unpaired": float((unpaired - kernel).norm() / kernel.norm()),
-                    "share": float(kernel.trace()) / trace,
-                }
-            )
-        return rows
+            yield {
+                "layer": name,
+                "kind": type(layer).__name__.lower(),
+                "error": float((paired - kernel).norm() / kernel.norm()),
+                "unpaired": float((unpaired - kernel).norm() / kernel.norm()),
+                "share": float(kernel.trace()) / trace,
+            }
 
 
 def pass_through(
@@ -206,12 +196,9 @@ class LimitRegression(AbstractTrial):
 
     def rows(self, seed: int) -> Rows:
         data = labelled(self.data, seed)
-        named = zip(self.names, self.models, strict=True)
-        return [
-            {"kernel": name, **row}
-            for name, model in named
-            for row in self.solved(model, data)
-        ]
+        for name, model in zip(self.names, self.models, strict=True):
+            for row in self.solved(model, data):
+                yield {"kernel": name, **row}
 
     def solved(self, model: AbstractLayered, data: Data) -> Iterator[dict[str, Level]]:
         layers = model.layers(self.init, tuple(data.train.inputs.shape[1:]), 1)
@@ -237,7 +224,7 @@ class LimitRegression(AbstractTrial):
             }
 
 
-class LearningCurve(AbstractTrial):
+class LearningCurve(NetworkTrial):
     """A learning curve of kernel regression,
     extrapolated with the known curve of another kernel.
 
@@ -256,8 +243,6 @@ class LearningCurve(AbstractTrial):
 
     model: AbstractLayered
     beside: AbstractLayered
-    init: AbstractInit
-    data: AbstractSource
     sizes: tuple[Count, ...] = Field((20, 40, 80, 160), min_length=2)
     splits: Count = 200
     at: tuple[Count, ...] = ()
@@ -298,16 +283,11 @@ class LearningCurve(AbstractTrial):
         predicted = predict_by_gain(
             found["model"], found["beside"], self.sizes, self.at, self.known
         )
-        rows: list[Row] = [
-            {"kernel": name, "examples": size, "accuracy": accuracy}
-            for name, accuracies in found.items()
-            for size, accuracy in zip(self.sizes, accuracies, strict=True)
-        ]
-        rows += [
-            {"kernel": "model", "examples": n, "predicted": p}
-            for n, p in zip(self.at, predicted, strict=True)
-        ]
-        return rows
+        for name, accuracies in found.items():
+            for size, accuracy in zip(self.sizes, accuracies, strict=True):
+                yield {"kernel": name, "examples": size, "accuracy": accuracy}
+        for n, p in zip(self.at, predicted, strict=True):
+            yield {"kernel": "model", "examples": n, "predicted": p}
 
     def accuracy(
         self,
@@ -388,6 +368,8 @@ class AccuracyByExamples(AbstractPicture):
         return self
 
     def figure(self, judged: JudgedClaim) -> Figure:
+        from ntkexp.claim.paper_figures import draw_accuracies  # noqa: PLC0415  loads matplotlib
+
         published = {int(one.where["examples"]): one.value for one in self.numbers}
         return draw_accuracies(
             judged.rows("examples", "kernel", "seed"),
@@ -645,7 +627,6 @@ class KernelOperations(AbstractTrial):
     def rows(self, seed: int) -> Rows:
         generator = stream("trial", seed)
         layers = self.model.layers(self.init, self.shape, 1)
-        rows: list[Row] = []
         for size in self.sizes:
             x, others = torch.randn(
                 2, size, *self.shape, generator=generator, dtype=torch.float64
@@ -658,14 +639,11 @@ class KernelOperations(AbstractTrial):
             matrix.diagonal().add_(matrix.diagonal().mean())
             with OperationCount() as solve:
                 self.solve(matrix, torch.ones(size, 1).to(x))
-            rows.append(
-                {
-                    "examples": size,
-                    "kernel_operations": kernel.operations,
-                    "solve_operations": solve.operations,
-                }
-            )
-        return rows
+            yield {
+                "examples": size,
+                "kernel_operations": kernel.operations,
+                "solve_operations": solve.operations,
+            }
 
     def solve(
         self, matrix: Float[Tensor, "n n"], right: Float[Tensor, "n 1"]
@@ -765,13 +743,7 @@ class AccuracyTable(AbstractPicture):
 def accuracies(judged: JudgedClaim) -> dict[tuple[int, str, str], float]:
     """Return the mean accuracy over seeds, in per cent, for each depth,
     family and regressor."""
-    cells = (
-        judged.rows(*ACCURACY_COLUMNS)
-        .groupby(["depth", "family", "regressor"], sort=False)["accuracy"]
-        .mean()
-        .reset_index()
-    )
-    names = zip(
-        cells["depth"].astype(int), cells["family"], cells["regressor"], strict=True
-    )
-    return dict(zip(names, (100 * cells["accuracy"]).round(1), strict=True))
+    rows = judged.rows(*ACCURACY_COLUMNS).astype({"depth": int})
+    cells = rows.groupby(["depth", "family", "regressor"], sort=False)
+    means = (100 * cells["accuracy"].mean()).round(1)
+    return dict(zip(means.index, means, strict=True))

@@ -6,7 +6,6 @@ The claim is from M. Belkin et al. 2019, arXiv:1812.11118.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import pandas as pd
 import torch
@@ -15,14 +14,11 @@ from pydantic import Field
 from torch import Tensor
 from torch.func import jacrev
 
-from ntkexp.claim.judged import AbstractPicture, JudgedClaim
+from ntkexp.claim.judged import AbstractPicture, Figure, JudgedClaim
 from ntkexp.claim.papers.wide_networks import network_of_width
-from ntkexp.claim.picture import draw_interpolation_peak
-from ntkexp.claim.trial import AbstractTrial, Row, Rows
+from ntkexp.claim.trial import NetworkTrial, Row, Rows
 from ntkexp.component import Count
-from ntkexp.data.base import AbstractSource
 from ntkexp.effects.trajectory import flat_like
-from ntkexp.init import AbstractInit
 from ntkexp.mistake import Mistake
 from ntkexp.model.base import LearningTask
 from ntkexp.model.functional import function_of, weights_of
@@ -30,16 +26,12 @@ from ntkexp.model.networks import MLP
 from ntkexp.stream import stream
 from ntkexp.text import short
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-
 MAX_CONDITION = 1e12
 """Condition numbers are clipped to this value,
 because larger ones are rounding noise."""
 
 
-class WidthSweep(AbstractTrial):
+class WidthSweep(NetworkTrial):
     """Networks with one hidden layer, trained to convergence on noisy targets,
     by width.
 
@@ -55,8 +47,6 @@ class WidthSweep(AbstractTrial):
     and the classical bias–variance trade-off" (2019), arXiv:1812.11118."""
 
     model: MLP
-    init: AbstractInit
-    data: AbstractSource
     widths: tuple[Count, ...] = Field(
         (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 16, 24, 40, 80), min_length=3
     )
@@ -181,6 +171,8 @@ class InterpolationPeak(AbstractPicture):
     threshold: float = Field(gt=0)
 
     def figure(self, judged: JudgedClaim) -> Figure:
+        from ntkexp.claim.paper_figures import draw_interpolation_peak  # noqa: PLC0415  loads matplotlib
+
         return draw_interpolation_peak(
             measured(judged), self.threshold, self.title(judged)
         )

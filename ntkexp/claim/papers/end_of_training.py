@@ -20,20 +20,20 @@ from ntkexp.claim.papers.lazy_and_rich import (
     task_of,
 )
 from ntkexp.claim.papers.wide_networks import network_of_width
-from ntkexp.claim.trial import AbstractTrial, Rows
+from ntkexp.claim.trial import AbstractTrial, NetworkTrial, Rows
 from ntkexp.component import Count
 from ntkexp.data.base import AbstractSource
 from ntkexp.effects.curvature import load_forward_mode
-from ntkexp.init import AbstractInit
+from ntkexp.effects.trajectory import flat_like
 from ntkexp.limit.infinite_kernel import infinite_kernel
 from ntkexp.loss import centred_one_hot
 from ntkexp.mistake import Mistake
-from ntkexp.model.base import AbstractArchitecture, AbstractLayered, LearningTask
+from ntkexp.model.base import AbstractLayered, LearningTask
 from ntkexp.shapes import Weights
 from ntkexp.stream import stream
 
 
-class EndOfTraining(AbstractTrial):
+class EndOfTraining(NetworkTrial):
     """The end point of gradient descent, by width.
 
     A network f = α (g(θ) − g(θ_0)) learns two classes with loss L, the mean of ½(f −
@@ -51,9 +51,6 @@ class EndOfTraining(AbstractTrial):
     If the network does not learn its examples within `steps`, the numbers are NaN. The
     Hessian is computed only if `curvature` is true."""
 
-    model: AbstractArchitecture
-    init: AbstractInit
-    data: AbstractSource
     widths: tuple[Count, ...] = Field((64,), min_length=1)
     alpha: float = Field(1.0, gt=0)
     steps: Count = 4000
@@ -82,12 +79,12 @@ class EndOfTraining(AbstractTrial):
 
         # θ_T − θ_0, compared with the change of least norm that gives f_T(X)
         # at first order
-        last = flat(end)
-        change = last - flat(learner.start)
+        last = learner.vector(end)
+        change = last - learner.vector(learner.start)
         numbers = {
             "gradient": learner.slope(end) / learner.slope(learner.start),
             "moved": float(change.norm() / last.norm()),
-            "miss": float((change - flat(sums)).norm() / change.norm()),
+            "miss": float((change - learner.vector(sums)).norm() / change.norm()),
             "norm": float(change.square().sum() / learner.least_change(end)),
         }
         if not self.curvature:
@@ -95,7 +92,7 @@ class EndOfTraining(AbstractTrial):
 
         # Compute λ_min/λ_max of the Hessian of L
         def loss(vector: Tensor) -> Tensor:
-            return learner.loss(unflat(vector, end))
+            return learner.loss(flat_like(end).weights(vector))
 
         load_forward_mode()
         values = torch.linalg.eigvalsh(hessian(loss)(last))
@@ -137,6 +134,9 @@ class Learner:
     def start(self) -> Weights:
         return self.network.start
 
+    def vector(self, weights: Weights) -> Float[Tensor, " weight"]:
+        return flat_like(self.start).vector(weights).detach()
+
     def loss(self, weights: Weights) -> Tensor:
         """Return the loss, the mean of ½(f − y)² over the training examples."""
         missed = self.network.outputs(weights, self.task.inputs) - self.task.targets
@@ -148,7 +148,7 @@ class Learner:
 
     def slope(self, weights: Weights) -> float:
         """Return the norm of the loss gradient."""
-        return float(flat(grad(self.loss)(weights)).norm())
+        return float(self.vector(grad(self.loss)(weights)).norm())
 
     def least_change(self, weights: Weights) -> Tensor:
         """Return f(X)ᵀ K_0⁻¹ f(X) at the training examples X. K_0 is the tangent kernel
@@ -158,25 +158,6 @@ class Learner:
         kernel = self.network.kernel(self.start, x, x)
         least: Tensor = outputs @ torch.linalg.solve(kernel, outputs)
         return least
-
-
-def flat(weights: Weights) -> Float[Tensor, " weight"]:
-    return torch.cat([weight.detach().flatten() for weight in weights.values()])
-
-
-def unflat(vector: Float[Tensor, " weight"], like: Weights) -> Weights:
-    """Split a vector into weights with the names and shapes of `like`.
-    Inverse of `flat`.
-
-    >>> weights = {"w": torch.tensor([[1.0, 2.0]]), "b": torch.tensor([3.0])}
-    >>> unflat(flat(weights), weights)
-    {'w': tensor([[1., 2.]]), 'b': tensor([3.])}
-    """
-    parts = torch.split(vector, [weight.numel() for weight in like.values()])
-    weights = {}
-    for (name, weight), part in zip(like.items(), parts, strict=True):
-        weights[name] = part.view_as(weight)
-    return weights
 
 
 class LinearModes(AbstractTrial):
@@ -272,7 +253,7 @@ class LinearModes(AbstractTrial):
         return float(mean_square.sqrt() / size)
 
 
-class Operations(AbstractTrial):
+class Operations(NetworkTrial):
     """The cost of kernel regression at infinite width, relative to training a network.
 
         operations    number of operations of regression / number of operations of training
@@ -290,8 +271,6 @@ class Operations(AbstractTrial):
     """
 
     model: AbstractLayered
-    init: AbstractInit
-    data: AbstractSource
     width: Count = 256
     steps: Count = 2000
     each: Count = 40

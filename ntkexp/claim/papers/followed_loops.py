@@ -14,7 +14,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 
-from ntkexp.claim.trial import AbstractTrial, Row, Rows
+from ntkexp.claim.trial import AbstractTrial, Rows
 from ntkexp.component import Count
 from ntkexp.data.base import AbstractSource, Split
 from ntkexp.foreign_loop.follow import follow
@@ -82,13 +82,11 @@ class SubliminalLearning(AbstractTrial):
         with torch.no_grad():
             targets = teacher(noise)[:, classes:]
         before = accuracy(start, data.query, classes)
-        rows: list[Row] = []
         for name, first in {"teacher": start, "another": another}.items():
             student = deepcopy(first)
             learned = self.learn(student, noise, targets, batches, data.query, classes)
             gained = accuracy(student, data.query, classes) - before
-            rows.append({"start": name, **learned, "accuracy": gained})
-        return rows
+            yield {"start": name, **learned, "accuracy": gained}
 
     def network(
         self, inputs: int, classes: int, generator: torch.Generator
@@ -248,7 +246,7 @@ class GrokkingByComponent(AbstractTrial):
         return phase_rows(trace, train_accuracies.index(1), new_accuracies)
 
 
-def phase_rows(trace: Trace, known: int, new_accuracies: Sequence[float]) -> list[Row]:
+def phase_rows(trace: Trace, known: int, new_accuracies: Sequence[float]) -> Rows:
     """Return the rows of both phases. `known` is the first step
     with all training sums correct."""
     contributions = trace.attribute(by="module", quiet=True)
@@ -260,11 +258,9 @@ def phase_rows(trace: Trace, known: int, new_accuracies: Sequence[float]) -> lis
         ("memorising", slice(0, known), new_accuracies[known]),
         ("generalising", slice(known, None), new_accuracies[-1]),
     )
-    rows: list[Row] = []
     for phase, steps, accurate in phases:
         parts = came.isel(step=steps).sum("step").mean("query")
         for name in parts["component"].to_numpy().tolist():
             part = float(parts.sel(component=name))
-            row: dict[str, Level] = {"phase": phase, "component": name, "came": part}
-            rows.append({**row, "accuracy": accurate, "miss": miss})
-    return rows
+            row = {"phase": phase, "component": name, "came": part}
+            yield {**row, "accuracy": accurate, "miss": miss}

@@ -11,7 +11,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from itertools import product
+from typing import Self
 
 import torch
 from jaxtyping import Float
@@ -20,11 +21,10 @@ from torch import Tensor, nn
 from torch.func import jvp, vjp
 
 from ntkexp.claim.expectation import select_rows
-from ntkexp.claim.judged import AbstractPicture, JudgedClaim
+from ntkexp.claim.judged import AbstractPicture, Figure, JudgedClaim
 from ntkexp.claim.look import MAIN
 from ntkexp.claim.papers.wide_networks import network_of_width
-from ntkexp.claim.picture import draw_accuracy_by_scale
-from ntkexp.claim.trial import AbstractTrial, Rows, refuse_unnamed
+from ntkexp.claim.trial import AbstractTrial, NetworkTrial, Rows, refuse_unnamed
 from ntkexp.closed_form import FOREVER, modes_of
 from ntkexp.component import Count
 from ntkexp.data.base import AbstractSource, Data, Split
@@ -41,9 +41,6 @@ from ntkexp.shapes import Function, Inputs, Weights
 from ntkexp.statistics import alignment, kernel_change
 from ntkexp.stream import stream
 from ntkexp.text import percent, short
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 STEPS_PER_EIGENVALUE = 20
 """The largest eigenvalue of the kernel is recomputed after this many steps."""
@@ -211,7 +208,7 @@ class ScaledNetwork:
             yield step
 
 
-class AfterKernel(AbstractTrial):
+class AfterKernel(NetworkTrial):
     """A trained network, compared with two kernel regressions: with the tangent kernel
     before and after training.
 
@@ -234,8 +231,6 @@ class AfterKernel(AbstractTrial):
     """
 
     model: MLP
-    init: AbstractInit
-    data: AbstractSource
     widths: tuple[Count, ...] = Field((64, 256), min_length=1)
     trains: tuple[Count, ...] = Field((40, 120), min_length=1)
     alpha: float = Field(0.1, gt=0)
@@ -245,12 +240,9 @@ class AfterKernel(AbstractTrial):
     until: float = Field(0.005, gt=0)
 
     def rows(self, seed: int) -> Rows:
-        sizes = [(width, train) for width in self.widths for train in self.trains]
-        return [
-            {"width": width, "train": train, **row}
-            for width, train in sizes
-            for row in self.beside(seed, width, train)
-        ]
+        for width, train in product(self.widths, self.trains):
+            for row in self.beside(seed, width, train):
+                yield {"width": width, "train": train, **row}
 
     def beside(self, seed: int, width: int, train: int) -> Iterator[dict[str, Level]]:
         source = self.data.model_copy(update={"train": train})
@@ -395,17 +387,11 @@ class SilentAlignment(AbstractTrial):
                 for one in (task, new)
             )
             tasks[inputs] = old, unseen
-        return [
-            {
-                "network": name,
-                "inputs": inputs,
-                "start": start,
-                **self.row(model, alpha, *pair, seed),
-            }
-            for name, model in zip(self.names, self.models, strict=True)
-            for inputs, pair in tasks.items()
-            for start, alpha in (("small", self.small), ("large", self.large))
-        ]
+        for name, model in zip(self.names, self.models, strict=True):
+            for inputs, pair in tasks.items():
+                for start, alpha in (("small", self.small), ("large", self.large)):
+                    numbers = self.row(model, alpha, *pair, seed)
+                    yield {"network": name, "inputs": inputs, "start": start, **numbers}
 
     def row(
         self,
@@ -505,7 +491,7 @@ FOLLOWING_POWERS = 3
 the number for each later estimate."""
 
 
-class LateGeneralising(AbstractTrial):
+class LateGeneralising(NetworkTrial):
     """The delay between fitting and generalising,
     by the scale α of the outputs (grokking).
 
@@ -533,9 +519,6 @@ class LateGeneralising(AbstractTrial):
     and without weight decay, is from A. Gromov, "Grokking modular arithmetic" (2023),
     arXiv:2301.02679."""
 
-    model: AbstractArchitecture
-    init: AbstractInit
-    data: AbstractSource
     alphas: tuple[float, ...] = Field(min_length=2)
     level: float = Field(0.9, gt=0, le=1)
     steps: Count = 1500
@@ -547,11 +530,9 @@ class LateGeneralising(AbstractTrial):
     def rows(self, seed: int) -> Rows:
         data = self.data.split(seed)
         refuse_unclassified(data, least=2)
-        return [
-            {"alpha": alpha, **row}
-            for alpha in self.alphas
-            for row in self.stations(data, alpha, seed)
-        ]
+        for alpha in self.alphas:
+            for row in self.stations(data, alpha, seed):
+                yield {"alpha": alpha, **row}
 
     def stations(
         self, data: Data, alpha: float, seed: int
@@ -718,6 +699,8 @@ class AccuracyByScale(AbstractPicture):
     quantity: str = "accuracy_query"
 
     def figure(self, judged: JudgedClaim) -> Figure:
+        from ntkexp.claim.paper_figures import draw_accuracy_by_scale  # noqa: PLC0415  loads matplotlib
+
         tables = {
             name: select_rows(judged.tables[look], {"quantity": self.quantity})
             for look, name in self.names.items()

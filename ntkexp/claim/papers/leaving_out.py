@@ -5,11 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import islice, product
 from math import nan
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float
@@ -18,8 +17,7 @@ from torch import Tensor
 from torch.func import jacrev
 
 from ntkexp.claim.expectation import select_rows
-from ntkexp.claim.judged import AbstractPicture, JudgedClaim
-from ntkexp.claim.picture import draw_scores
+from ntkexp.claim.judged import AbstractPicture, Figure, JudgedClaim
 from ntkexp.claim.quantity import example_ids
 from ntkexp.claim.trial import AbstractTrial, Row, Rows
 from ntkexp.component import Count
@@ -38,9 +36,6 @@ from ntkexp.run.outcome import Outcome
 from ntkexp.run.setting import Setting, prepare
 from ntkexp.stream import stream
 from ntkexp.text import short
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -219,7 +214,6 @@ class LeftOutKernel(AbstractTrial):
     every: Count = 5
 
     def rows(self, seed: int) -> Rows:
-        rows: list[Row] = []
         for train in self.trains:
             words = [*self.base, f"data.train={train}", "path.rule=[left]", *BARE]
             retrained = retraining(words, seed)
@@ -246,11 +240,8 @@ class LeftOutKernel(AbstractTrial):
                 "half": change[times:-1].mean(),
                 "nobody": change[-1],
             }
-            rows += [
-                {"train": train, "left_out": who, "change": value.item()}
-                for who, value in without.items()
-            ]
-        return rows
+            for who, value in without.items():
+                yield {"train": train, "left_out": who, "change": value.item()}
 
     def path_kernels(
         self, retrained: Retraining, weights: Float[Tensor, "training train"]
@@ -295,7 +286,6 @@ class AddedRemovals(AbstractTrial):
     groups: int = Field(32, ge=2, le=1000)
 
     def rows(self, seed: int) -> Rows:
-        rows: list[Row] = []
         for activation in self.activations:
             words = ["path.rule=[left]", *BARE, f"model.activation={activation}"]
             trained = retraining([*self.base, *words], seed)
@@ -316,14 +306,12 @@ class AddedRemovals(AbstractTrial):
                     "others": left.roll(1, 0) @ alone,
                 }
                 for single, added in sums.items():
-                    row: Row = {
+                    yield {
                         "activation": activation,
                         "size": size,
                         "single": single,
+                        "miss": float((added - together).norm() / together.norm()),
                     }
-                    miss = float((added - together).norm() / together.norm())
-                    rows.append({**row, "miss": miss})
-        return rows
 
 
 class DatamodelScore(AbstractTrial):
@@ -355,13 +343,11 @@ class DatamodelScore(AbstractTrial):
         retrained = retraining(words, seed)
         groups = draw_groups(retrained.train // 2, self.groups, retrained.train, seed)
         actual = retrained.outputs_without(groups)[:, :, 0]
-        rows: list[Row] = []
         ids = example_ids(retrained.shown.numpy())
         for name, tau in attributions(retrained).items():
             scores = spearman((groups @ tau.t()).numpy(), actual.numpy())
             for example, value in zip(ids, scores.tolist(), strict=True):
-                rows.append({"method": name, "example": example, "score": value})
-        return rows
+                yield {"method": name, "example": example, "score": value}
 
 
 def attributions(retrained: Retraining) -> dict[str, Float[Tensor, "point train"]]:
@@ -495,7 +481,6 @@ class RemovalScores(AbstractTrial):
     groups: int = Field(32, ge=4, le=1000)
 
     def rows(self, seed: int) -> Rows:
-        rows: list[Row] = []
         for activation in self.activations:
             trained = retraining(
                 [*self.base, *READ, f"model.activation={activation}"], seed
@@ -508,7 +493,7 @@ class RemovalScores(AbstractTrial):
                 actual = trained.changes_without(left)
                 for name, tau in scores.items():
                     row = {"activation": activation, "left_out": who, "score": name}
-                    rows.append({**row, "correlation": score(left @ tau.t(), actual)})
+                    yield {**row, "correlation": score(left @ tau.t(), actual)}
 
             # ‖Σᵢ 𝒮(·, xᵢ) − (f_T − f_0)‖/‖f_T − f_0‖
             evidence = trained.outcome.matrices
@@ -518,15 +503,12 @@ class RemovalScores(AbstractTrial):
                 (evidence.query_contributions("secant").sum(2) - change).norm()
                 / change.norm()
             )
-            rows.append(
-                {
-                    "activation": activation,
-                    "left_out": "nobody",
-                    "score": "contributions",
-                    "miss": miss,
-                }
-            )
-        return rows
+            yield {
+                "activation": activation,
+                "left_out": "nobody",
+                "score": "contributions",
+                "miss": miss,
+            }
 
 
 def who_leaves(
@@ -565,20 +547,17 @@ class ExactnessOfScores(AbstractTrial):
     groups: int = Field(32, ge=4, le=1000)
 
     def rows(self, seed: int) -> Rows:
-        rows: list[Row] = []
         for training in self.trainings:
             scores = RemovalScores(
                 base=(*self.base, *training.split()),
                 activations=self.activations,
                 groups=self.groups,
             )
-            rows += [
-                {"training": training, **row} for row in with_gain(scores.rows(seed))
-            ]
-        return rows
+            for row in with_gain([*scores.rows(seed)]):
+                yield {"training": training, **row}
 
 
-def with_gain(rows: Rows) -> list[Row]:
+def with_gain(rows: Sequence[Row]) -> Rows:
     """Add `gain` to the rows of contributions: their correlation minus that of TracIn.
 
     >>> scores = {"contributions": 0.5, "tracin": 0.25, "effect": 0.75}
@@ -588,15 +567,13 @@ def with_gain(rows: Rows) -> list[Row]:
     [0.25, None, None]
     """
     tracin = {place(row): row for row in rows if row["score"] == "tracin"}
-    gained: list[Row] = []
     for row in rows:
         rival = tracin.get(place(row))
         if row["score"] == "contributions" and rival is not None:
             gain = correlation_of(row) - correlation_of(rival)
-            gained.append({**row, "gain": gain})
+            yield {**row, "gain": gain}
         else:
-            gained.append(row)
-    return gained
+            yield row
 
 
 def place(row: Row) -> tuple[Level, Level]:
@@ -625,6 +602,8 @@ class ScoresByTraining(AbstractPicture):
     xlabel: str = "training"
 
     def figure(self, judged: JudgedClaim) -> Figure:
+        from ntkexp.claim.paper_figures import draw_scores  # noqa: PLC0415  loads matplotlib
+
         table = judged.table
         single = select_rows(table, {"quantity": "correlation", "left_out": "one"})
         gain = {
@@ -673,7 +652,6 @@ class OtherRuns(AbstractTrial):
         runs = self.runs(trained)
         added = trained.outcome.matrices.query_contributions("secant")[:, 0]
         scores = {"effect": would_change(trained), "contributions": -added}
-        rows: list[Row] = []
         for who, left in who_leaves(self.groups, trained.train, seed).items():
             actual = {
                 name: replace(trained, rerun=run).changes_without(left)
@@ -682,17 +660,15 @@ class OtherRuns(AbstractTrial):
             sums = {name: left @ tau.t() for name, tau in scores.items()} | {
                 "retraining": actual["same"]
             }
-            rows += [
-                {
+            for (name, predicted), (repeated, change) in product(
+                sums.items(), actual.items()
+            ):
+                yield {
                     "left_out": who,
                     "score": name,
                     "repeated": repeated,
                     "correlation": score(predicted, change),
                 }
-                for name, predicted in sums.items()
-                for repeated, change in actual.items()
-            ]
-        return rows
 
     def runs(self, trained: Retraining) -> Mapping[str, Rerun]:
         """Return the four runs of the column `repeated`, by name."""

@@ -19,12 +19,10 @@ from ntkexp.claim.papers.lazy_and_rich import (
     refuse_unclassified,
     share_right,
 )
-from ntkexp.claim.trial import AbstractTrial, Row, Rows
+from ntkexp.claim.trial import NetworkTrial, Rows
 from ntkexp.component import Count
-from ntkexp.data.base import AbstractSource, Data, Split
-from ntkexp.init import AbstractInit
+from ntkexp.data.base import Data, Split
 from ntkexp.loss import Squared, centred_one_hot
-from ntkexp.model.base import AbstractArchitecture
 from ntkexp.model.functional import function_of, weights_of
 from ntkexp.optimizer import GD
 from ntkexp.removal.between import Pair
@@ -41,7 +39,7 @@ from ntkexp.schedule import Constant
 from ntkexp.stream import stream
 
 
-class RemovalByPhase(AbstractTrial):
+class RemovalByPhase(NetworkTrial):
     """The phases of grokking in which the removal of a training example acts.
 
     A network f = α (g(θ) − g(θ₀)) learns classes by full-batch gradient descent, with
@@ -68,9 +66,6 @@ class RemovalByPhase(AbstractTrial):
     A phase without steps has share 0. If the training examples are never all right,
     there is only the row `memorising`, with NaN."""
 
-    model: AbstractArchitecture
-    init: AbstractInit
-    data: AbstractSource
     alpha: float = Field(gt=0)
     step_size: float = Field(gt=0)
     steps: Count = 700
@@ -178,7 +173,7 @@ def phase_rows(
     shares: Float[Tensor, "removal step"],
     ends: dict[str, int],
     accuracy: Sequence[float],
-) -> list[Row]:
+) -> Rows:
     """Return a row for each phase. `ends` are the steps at which the phases end.
 
     >>> shares = torch.tensor([[0.5, 0.25, 0.125, 0.125]])
@@ -189,21 +184,17 @@ def phase_rows(
     steps = shares.shape[1]
     cancellation = float(shares.abs().sum(1).mean())
     miss = float((shares.sum(1) - 1).abs().mean())
-    rows: list[Row] = []
     start = 0
     for phase, end in ends.items():
         share = float(shares[:, start:end].sum(1).mean())
         time = (end - start) / steps
-        rows.append(
-            {
-                "phase": phase,
-                "share": share,
-                "time": time,
-                "beyond": share - time,
-                "accuracy": accuracy[end],
-                "cancellation": cancellation,
-                "miss": miss,
-            }
-        )
+        yield {
+            "phase": phase,
+            "share": share,
+            "time": time,
+            "beyond": share - time,
+            "accuracy": accuracy[end],
+            "cancellation": cancellation,
+            "miss": miss,
+        }
         start = end
-    return rows

@@ -26,6 +26,7 @@ from ntkexp.report.plots.figures.time_profile import profile
 from ntkexp.report.run import Run, outputs_of
 
 EPS = 2.0**-52
+Array = NDArray[np.float64]
 
 
 class MachineError(AbstractQuantity):
@@ -137,7 +138,23 @@ MIN_KERNEL_SHARE = 1e-3
 of the largest |𝒦|."""
 
 
-class WeightRank(AbstractQuantity):
+class AbstractPathQuantity(AbstractQuantity):
+    """A measurement of the contributions at the points of one split."""
+
+    rule: str = "secant"
+    split: str = "query"
+
+    def contributions(self, run: Run) -> Array:
+        """Return 𝒮, [point, out, example]."""
+        parts: Array = run.parts(self.rule).to_numpy()
+        return parts[run.points[self.split]]
+
+    def path_kernel(self, run: Run) -> Array:
+        """Return 𝒦 between the points of all splits and the training examples."""
+        return run.kernels[f"path_{self.rule}"].to_numpy()
+
+
+class WeightRank(AbstractPathQuantity):
     """The rank correlation between weights of examples
     and their accumulated loss derivatives.
 
@@ -154,8 +171,6 @@ class WeightRank(AbstractQuantity):
     control, `lag` shifts the integrals, so that each weight is paired with the integral
     of a different example."""
 
-    rule: str = "secant"
-    split: str = "query"
     lag: int = Field(0, ge=0, le=10**6)
     weight: Literal["coefficient", "contribution"] = "coefficient"
 
@@ -170,9 +185,9 @@ class WeightRank(AbstractQuantity):
                 f"quantity: {run.name} has {outputs} outputs, and weights for one are compared"
             )
         # mean_x |w(x, xᵢ)|
-        weights = run.parts(self.rule).to_numpy()[points, 0]
+        weights = self.contributions(run)[:, 0]
         if self.weight == "coefficient":
-            kernel = run.kernels[f"path_{self.rule}"].to_numpy()[points, 0, :, 0]
+            kernel = self.path_kernel(run)[points, 0, :, 0]
             usable = np.abs(kernel) >= MIN_KERNEL_SHARE * np.abs(kernel).max()
             weights = np.where(usable, weights / np.where(usable, kernel, 1.0), np.nan)
         mean_weights = np.nanmean(np.abs(weights), axis=0)
@@ -198,7 +213,7 @@ Share = Literal[
 ]
 
 
-class StoredExamples(AbstractQuantity):
+class StoredExamples(AbstractPathQuantity):
     """The largest contributors to predictions,
     for a network with one output on two classes.
 
@@ -216,8 +231,6 @@ class StoredExamples(AbstractQuantity):
     """
 
     shares: tuple[Share, ...] = ("same_class", "chance")
-    rule: str = "secant"
-    split: str = "query"
     top: Count = 5
 
     def of(self, measured: Measured) -> pd.DataFrame:
@@ -244,11 +257,11 @@ class StoredExamples(AbstractQuantity):
             ignore_index=True,
         )
 
-    def values(self, run: Run) -> Mapping[str, NDArray[np.float64]]:
+    def values(self, run: Run) -> Mapping[str, Array]:
         """Return the values of all shares at each point."""
         points = run.points[self.split]
         train = run.points["train"]
-        parts = run.parts(self.rule).to_numpy()[points]
+        parts = self.contributions(run)
         outputs = run.predictions.sizes["out"]
         if outputs != 1 or not len(run.data["classes"]):
             raise Mistake(
@@ -260,7 +273,7 @@ class StoredExamples(AbstractQuantity):
         largest = np.abs(parts[:, 0]).argmax(axis=1)
 
         # 𝒦(x, xᵢ)/√𝒦(xᵢ, xᵢ)
-        kernel = run.kernels[f"path_{self.rule}"].to_numpy()[:, 0, :, 0]
+        kernel = self.path_kernel(run)[:, 0, :, 0]
         diagonal = np.maximum(np.diag(kernel[train]), np.finfo(float).tiny)
         like = (kernel[points] / np.sqrt(diagonal)).argmax(axis=1)
 
@@ -279,7 +292,7 @@ class StoredExamples(AbstractQuantity):
         }
 
 
-def top_shares(parts: NDArray[np.float64], top: int) -> NDArray[np.float64]:
+def top_shares(parts: Array, top: int) -> Array:
     """Return Σ|𝒮| over the `top` largest contributors relative to Σ|𝒮|,
     for each point.
 
@@ -287,11 +300,11 @@ def top_shares(parts: NDArray[np.float64], top: int) -> NDArray[np.float64]:
     [0.75]
     """
     sizes = np.sort(np.abs(parts), axis=1)[:, ::-1]
-    shares: NDArray[np.float64] = sizes[:, :top].sum(axis=1) / sizes.sum(axis=1)
+    shares: Array = sizes[:, :top].sum(axis=1) / sizes.sum(axis=1)
     return shares
 
 
-class EnoughExamples(AbstractQuantity):
+class EnoughExamples(AbstractPathQuantity):
     """The smallest fraction of examples whose contributions nearly give the predictions
     on a split.
 
@@ -302,18 +315,16 @@ class EnoughExamples(AbstractQuantity):
     """
 
     tolerance: float = Field(0.01, gt=0)
-    rule: str = "secant"
-    split: str = "query"
 
     def of(self, measured: Measured) -> pd.DataFrame:
         return measured.per_run(self.share)
 
     def share(self, run: Run) -> float:
-        parts = run.parts(self.rule).to_numpy()[run.points[self.split]]
+        parts = self.contributions(run)
         return enough(parts.reshape(-1, parts.shape[2]), self.tolerance)
 
 
-def enough(parts: NDArray[np.float64], tolerance: float) -> float:
+def enough(parts: Array, tolerance: float) -> float:
     """Return the smallest fraction of columns whose partial sum is within `tolerance`
     of the sum.
 
@@ -332,7 +343,7 @@ def enough(parts: NDArray[np.float64], tolerance: float) -> float:
     return float(count / parts.shape[1])
 
 
-class MarginBound(AbstractQuantity):
+class MarginBound(AbstractPathQuantity):
     """A generalisation bound for kernel machines, applied to the path kernel.
 
     Rows have these numbers, labelled by the column `quantity`.
@@ -347,9 +358,6 @@ class MarginBound(AbstractQuantity):
     (P. Bartlett & S. Mendelson 2002, theorem 22). The path kernel does depend on the
     labels."""
 
-    rule: str = "secant"
-    split: str = "query"
-
     def of(self, measured: Measured) -> pd.DataFrame:
         return measured.by_run(self.measure, ("bound", "error"))
 
@@ -361,7 +369,7 @@ class MarginBound(AbstractQuantity):
             raise Mistake(
                 f"quantity: {run.name} has no two classes; the bound is one on their margin"
             )
-        kernel = run.kernels[f"path_{self.rule}"].to_numpy()[train, 0, :, 0]
+        kernel = self.path_kernel(run)[train, 0, :, 0]
         after = outputs_of(run, "f_T")[:, 0]
         before = outputs_of(run, "f_0")[:, 0]
         labels = np.sign(targets[:, 0])
@@ -373,9 +381,9 @@ class MarginBound(AbstractQuantity):
 
 
 def margin_bound(
-    kernel: NDArray[np.float64],
-    outputs: NDArray[np.float64],
-    labels: NDArray[np.float64],
+    kernel: Array,
+    outputs: Array,
+    labels: Array,
 ) -> float:
     """Return the bound on the error (see `MarginBound`).
 
@@ -395,7 +403,7 @@ def margin_bound(
     return float(hinge + complexity + confidence)
 
 
-class KernelChange(AbstractQuantity):
+class KernelChange(AbstractPathQuantity):
     """The relative change of the path kernel between two runs that differ in one
     setting.
 
@@ -411,8 +419,6 @@ class KernelChange(AbstractQuantity):
     along: str
     one: Any
     other: Any
-    rule: str = "secant"
-    split: str = "query"
 
     def of(self, measured: Measured) -> pd.DataFrame:
         table = measured.table
@@ -439,9 +445,8 @@ class KernelChange(AbstractQuantity):
                 f"quantity: {one.name} and {other.name} learn from other inputs; "
                 "vary a setting that keeps the inputs"
             )
-        name = f"path_{self.rule}"
-        first = one.kernels[name].to_numpy()[one.points[self.split]]
-        second = other.kernels[name].to_numpy()[other.points[self.split]]
+        first = self.path_kernel(one)[one.points[self.split]]
+        second = self.path_kernel(other)[other.points[self.split]]
         return float(np.linalg.norm(second - first) / np.linalg.norm(first))
 
 
@@ -469,7 +474,7 @@ class TimeShare(AbstractQuantity):
         ]
         return pd.concat(tenths, ignore_index=True)
 
-    def shares(self, run: Run | None) -> NDArray[np.float64]:
+    def shares(self, run: Run | None) -> Array:
         """Return the ten shares, or NaN if a step lacks the measurement."""
         unknown = np.full(10, np.nan)
         if run is None:

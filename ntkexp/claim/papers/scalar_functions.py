@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from copy import deepcopy
 from itertools import pairwise
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import pandas as pd
 import torch
@@ -18,26 +18,19 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 from torch.nn.utils.parametrize import register_parametrization
 
-from ntkexp.claim.judged import AbstractPicture, JudgedClaim
+from ntkexp.claim.judged import AbstractPicture, Figure, JudgedClaim
 from ntkexp.claim.look import CONTROL, MAIN
-from ntkexp.claim.picture import draw_scalar_step, draw_scalar_training
-from ntkexp.claim.trial import AbstractTrial, Row, Rows
+from ntkexp.claim.trial import AbstractTrial, NetworkTrial, Rows
 from ntkexp.component import Count, CountOrNone
 from ntkexp.data.base import AbstractSource
-from ntkexp.init import AbstractInit
 from ntkexp.library import ascend, finite_step_kernel, tangent_kernel
 from ntkexp.mistake import Mistake
-from ntkexp.model.base import AbstractArchitecture
 from ntkexp.model.functional import function_of, weights_of
 from ntkexp.model.scalar import AbstractScalar
 from ntkexp.records.sweep import Level
 from ntkexp.shapes import Weights
 from ntkexp.stream import stream
 from ntkexp.text import listed
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 
 ROUNDING = 1e-9
 """A value counts as unchanged if its change is smaller than this fraction of the change
@@ -101,17 +94,13 @@ class ScalarCurve(AbstractTrial):
         }
         x = torch.arange(self.first, self.last + 1, dtype=torch.float64)[:, None]
         here = self.observed - self.first
-        rows: list[Row] = []
         for start, weights in {"given": own, "drawn": moved}.items():
             for steps in self.ascended:
                 reached = ascend(
                     module, x[here : here + 1], steps, self.ascent, weights=weights
                 )
-                rows += [
-                    {"start": start, "ascended": steps, **row}
-                    for row in self.curve(module, reached, x, here)
-                ]
-        return rows
+                for row in self.curve(module, reached, x, here):
+                    yield {"start": start, "ascended": steps, **row}
 
     def curve(
         self, module: nn.Module, weights: Weights, x: Tensor, here: int
@@ -197,7 +186,7 @@ def noise_like(weight: Tensor, generator: torch.Generator) -> Tensor:
     return torch.randn(weight.shape, generator=generator, dtype=weight.dtype)
 
 
-class FiniteSteps(AbstractTrial):
+class FiniteSteps(NetworkTrial):
     """The kernel k̃_η of a finite step compared with the tangent kernel k,
     by step size.
 
@@ -208,9 +197,6 @@ class FiniteSteps(AbstractTrial):
     The seed draws the weights of a network. In addition, scatter·N(0, 1) is added to
     the weights, for functions whose weights are fixed."""
 
-    model: AbstractArchitecture
-    init: AbstractInit
-    data: AbstractSource
     step_sizes: tuple[Annotated[float, Field(gt=0)], ...] = Field(
         (0.1, 0.03, 0.01), min_length=2
     )
@@ -243,20 +229,17 @@ class FiniteSteps(AbstractTrial):
             return float((kernel - limit).norm() / limit.norm())
 
         # The error is O(η), and the error of the average over ±η is O(η²).
-        rows: list[Row] = []
         for eta in self.step_sizes:
             finite, back = (
                 finite_step_kernel(module, seen, observed, size, weights=weights)
                 for size in (eta, -eta)
             )
-            errors = {
+            yield {
+                "step_size": eta,
                 "error": missed(finite, tangent),
                 "centred_error": missed((finite + back) / 2, tangent),
+                "other_error": missed(finite, other),
             }
-            rows.append(
-                {"step_size": eta, **errors, "other_error": missed(finite, other)}
-            )
-        return rows
 
 
 class Reparametrised(AbstractTrial):
@@ -298,7 +281,6 @@ class Reparametrised(AbstractTrial):
 
         kernel = tangent_kernel(plain, x)
         outputs = plain(x).detach()
-        rows: list[Row] = []
         spellings = {
             "weight_norm": weight_normed(plain),
             "batch_norm": batch_normed(plain, x),
@@ -307,14 +289,11 @@ class Reparametrised(AbstractTrial):
         for spelling, module in spellings.items():
             change = (tangent_kernel(module, x) - kernel).norm() / kernel.norm()
             missed = (module(x).detach() - outputs).norm() / outputs.norm()
-            rows.append(
-                {
-                    "spelling": spelling,
-                    "outputs": missed.item(),
-                    "change": change.item(),
-                }
-            )
-        return rows
+            yield {
+                "spelling": spelling,
+                "outputs": missed.item(),
+                "change": change.item(),
+            }
 
 
 def weight_normed(plain: nn.Sequential) -> nn.Sequential:
@@ -391,6 +370,8 @@ class ScalarStep(AbstractPicture):
     control: str = ""
 
     def figure(self, judged: JudgedClaim) -> Figure:
+        from ntkexp.claim.paper_figures import draw_scalar_step  # noqa: PLC0415  loads matplotlib
+
         trial = curve(judged)
         rows = given(judged)
         kernels = [("tangent kernel", rows["share"])]
@@ -497,6 +478,8 @@ class ScalarTraining(AbstractPicture):
     f(x), and k(x, x′)/k(x′, x′)."""
 
     def figure(self, judged: JudgedClaim) -> Figure:
+        from ntkexp.claim.paper_figures import draw_scalar_training  # noqa: PLC0415  loads matplotlib
+
         return draw_scalar_training(
             ascents(judged), curve(judged).observed, changed_range(ascents(judged))
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from functools import partial
 from itertools import product
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -20,12 +20,10 @@ from torch import Tensor
 
 from ntkexp.capacity import MemoryBudget
 from ntkexp.claim.expectation import select_rows
-from ntkexp.claim.judged import AbstractPicture, JudgedClaim
-from ntkexp.claim.picture import draw_change_by_width
-from ntkexp.claim.trial import AbstractTrial, Row, Rows
+from ntkexp.claim.judged import AbstractPicture, Figure, JudgedClaim
+from ntkexp.claim.trial import AbstractTrial, NetworkTrial, Rows
 from ntkexp.component import MAX_COUNT, MAX_DEPTH, Count
 from ntkexp.config.compose import compose
-from ntkexp.data.base import AbstractSource
 from ntkexp.ensemble import (
     EnsembleTraining,
     StackedNetworks,
@@ -54,9 +52,6 @@ from ntkexp.report.analysis.power_law import PowerLaw, power_law
 from ntkexp.shapes import Shape
 from ntkexp.stream import stream
 from ntkexp.text import listed
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 ONE_GB = MemoryBudget.of_gb(1.0)  # memory for kernels at infinite width
 
@@ -111,12 +106,9 @@ class Bottleneck(AbstractLayered):
         return (Flatten(), *hidden, init.readout(outputs))
 
 
-class AbstractEnsembles(AbstractTrial):
+class AbstractEnsembles(NetworkTrial):
     """Ensembles of networks of several widths, with one output."""
 
-    model: AbstractArchitecture
-    init: AbstractInit
-    data: AbstractSource
     widths: tuple[Count, ...] = Field(min_length=2)
     networks: Count
 
@@ -242,7 +234,6 @@ class OutputsInTraining(AbstractEnsembles):
         size = self.fraction * 2 / float(torch.linalg.eigvalsh(limit)[-1])
         training = train_all_layers(x, learned, size, max(self.times))
 
-        rows: list[Row] = []
         for width, networks in self.ensembles(x, seed):
             outputs = {
                 time: of_time[:, train:, 0]
@@ -252,15 +243,12 @@ class OutputsInTraining(AbstractEnsembles):
             for time, found in outputs.items():
                 left = float((found.var(0, correction=0).mean() / first).sqrt())
                 kurtosis = excess_kurtosis(found - found.mean(0))
-                rows.append(
-                    {
-                        "width": width,
-                        "steps": time,
-                        "excess_kurtosis": kurtosis,
-                        "remaining": left,
-                    }
-                )
-        return rows
+                yield {
+                    "width": width,
+                    "steps": time,
+                    "excess_kurtosis": kurtosis,
+                    "remaining": left,
+                }
 
 
 class FirstKernels(AbstractEnsembles):
@@ -284,23 +272,19 @@ class FirstKernels(AbstractEnsembles):
         limit = self.init.alpha**2 * self.limit_kernels(x, threads=1).ntk  # K_∞
         size = float(limit.square().sum())  # ‖K_∞‖²
 
-        rows: list[Row] = []
         for width, networks in self.ensembles(x, seed):
             kernels = stacked(networks).tangent_kernels(x)
             # E ‖K_0 − K_∞‖²
             missed = float((kernels - limit).square().sum((1, 2)).mean())
             variance = float(kernels.var(0).sum())  # Σ Var K_0
-            rows.append(
-                {
-                    "width": width,
-                    "distance": (missed / size) ** 0.5,
-                    "variance": variance / size,
-                }
-            )
-        return rows
+            yield {
+                "width": width,
+                "distance": (missed / size) ** 0.5,
+                "variance": variance / size,
+            }
 
 
-class SummedOutputs(AbstractTrial):
+class SummedOutputs(NetworkTrial):
     """The error of approximating the tangent kernel by the kernel
     of the summed outputs, by width.
 
@@ -311,8 +295,6 @@ class SummedOutputs(AbstractTrial):
     outputs."""
 
     model: AbstractLayered
-    init: AbstractInit
-    data: AbstractSource
     widths: tuple[Count, ...] = Field((32, 64, 128, 256, 512), min_length=2)
     outputs: Count = 10
     points: Count = 16
@@ -321,7 +303,6 @@ class SummedOutputs(AbstractTrial):
         x = self.data.split(seed).train.inputs[: self.points]
         task = LearningTask(tuple(x.shape[1:]), self.outputs)
         generator = stream("weights", seed)
-        rows: list[Row] = []
         for width in self.widths:
             network = network_of_width(width, self.model, self.init, task, generator)
             kernel = tangent_kernel(network, x, x)
@@ -330,11 +311,10 @@ class SummedOutputs(AbstractTrial):
             apart = kernel - torch.einsum(
                 "xy,cd->xcyd", summed, torch.eye(self.outputs).to(summed)
             )
-            rows.append({"width": width, "error": float(apart.norm() / kernel.norm())})
-        return rows
+            yield {"width": width, "error": float(apart.norm() / kernel.norm())}
 
 
-class KernelMovement(AbstractTrial):
+class KernelMovement(NetworkTrial):
     """The kernel change during training, by width and by the scale α of the output.
 
     For each width, `networks` networks learn a scalar target, and E is the mean over
@@ -345,9 +325,6 @@ class KernelMovement(AbstractTrial):
         test_error  mean (f_T − y)²/mean y²          on test points
     """
 
-    model: AbstractArchitecture
-    init: AbstractInit
-    data: AbstractSource
     widths: tuple[Count, ...] = Field(min_length=1)
     alphas: tuple[Annotated[float, Field(gt=0)], ...] = Field(min_length=2)
     networks: Count = 10
@@ -363,7 +340,6 @@ class KernelMovement(AbstractTrial):
         learned = encoded[: len(x)]
         truth = encoded[len(encoded) - len(data.test.inputs) :]
 
-        rows: list[Row] = []
         for width, alpha in product(self.widths, self.alphas):
             # Draw the same weights for all scales.
             init = self.init.model_copy(update={"alpha": alpha})
@@ -390,15 +366,12 @@ class KernelMovement(AbstractTrial):
                 missed = after.outputs(points)[:, len(x) :] - truth
             error = float(missed.square().mean() / truth.square().mean())
             movement = float(moved.mean().sqrt())
-            rows.append(
-                {
-                    "width": width,
-                    "alpha": alpha,
-                    "movement": movement,
-                    "test_error": error,
-                }
-            )
-        return rows
+            yield {
+                "width": width,
+                "alpha": alpha,
+                "movement": movement,
+                "test_error": error,
+            }
 
 
 class Fluctuations(AbstractEnsembles):
@@ -421,22 +394,14 @@ class Fluctuations(AbstractEnsembles):
         x = torch.cat([data.train.inputs, data.test.inputs])
         learned = targets(data, Squared())[:train]
 
-        rows: list[Row] = []
         for width, networks in self.ensembles(x, seed):
             kernel = tangent_kernel(networks[0], x[:train], x[:train])
             values = torch.linalg.eigvalsh(kernel.view(train, train))
             training = train_all_layers(x, learned, 1 / float(values[-1]), self.steps)
             outputs = training.outputs(networks)[:, train:, 0]
             spread = outputs.var(0, correction=0).mean()  # mean_x Var f_T(x)
-            rows.append(
-                {
-                    "width": width,
-                    "fluctuation": float(
-                        (spread / outputs.mean(0).square().mean()).sqrt()
-                    ),
-                }
-            )
-        return rows
+            fluctuation = (spread / outputs.mean(0).square().mean()).sqrt()
+            yield {"width": width, "fluctuation": float(fluctuation)}
 
 
 class TrainingBesideKernels(AbstractEnsembles):
@@ -466,7 +431,6 @@ class TrainingBesideKernels(AbstractEnsembles):
         size = self.stable * 2 / float(torch.linalg.eigvalsh(limit[:train, :train])[-1])
         learned = targets(data, Squared())[:train]
         training = train_all_layers(points, learned, size, self.steps)
-        rows: list[Row] = []
         for width, modules in self.ensembles(x, seed):
             networks = stacked(modules)
             kernels = {"start": networks.tangent_kernels(points), "limit": limit}
@@ -475,11 +439,8 @@ class TrainingBesideKernels(AbstractEnsembles):
                 networks,
                 {name: kernel[..., :train] for name, kernel in kernels.items()},
             )
-            rows += [
-                {"width": width, "kernel": name, "gap": gap}
-                for name, gap in gaps.items()
-            ]
-        return rows
+            for name, gap in gaps.items():
+                yield {"width": width, "kernel": name, "gap": gap}
 
 
 def regression_gaps(
@@ -541,18 +502,15 @@ class EnsembleBesideProcesses(AbstractTrial):
             ensemble(experiment, given, self.networks, lambda name, done: None),
             given.train,
         )
-        return [
-            {
+        for row in found:
+            reason = f"all {row.among} points are pinned by examples"
+            yield {
                 "networks": row.networks,
                 "process": row.process,
                 "mean": row.mean,
                 "deviation": row.deviation,
-                "reason": ""
-                if row.points
-                else f"all {row.among} points are pinned by examples",
+                "reason": "" if row.points else reason,
             }
-            for row in found
-        ]
 
 
 class ChangeByWidth(AbstractPicture):
@@ -570,6 +528,8 @@ class ChangeByWidth(AbstractPicture):
     panels: dict[str, dict[str, str]] = Field(min_length=1)
 
     def figure(self, judged: JudgedClaim) -> Figure:
+        from ntkexp.claim.paper_figures import draw_change_by_width  # noqa: PLC0415  loads matplotlib
+
         return draw_change_by_width(
             self.rows(judged), self.along, self.panels, self.title(judged)
         )

@@ -75,17 +75,13 @@ def quantities(run: Run) -> dict[str, float]:
         for name in map(str, run.metrics)
         if name in MEASURES or name.startswith(LAYER)
     ]
-    values = run.metrics[columns].to_numpy(dtype=float)
+    values = run.metrics[columns].astype(float)
     measured = dict[str, float]()
     if len(values):
-        last = len(values) - 1 - np.argmax(~np.isnan(values[::-1]), axis=0)
-        measured = dict(
-            zip(columns, values[last, np.arange(len(columns))].tolist(), strict=True)
-        )
-    if "limit_distance" in columns and len(values):
-        measured["limit_distance_start"] = float(
-            values[0, columns.index("limit_distance")]
-        )
+        last = values.ffill().iloc[-1].tolist()
+        measured = dict(zip(columns, last, strict=True))
+    if measured and "limit_distance" in values:
+        measured["limit_distance_start"] = float(values["limit_distance"].iloc[0])
     errors = {f"{row.machine}.{row.split}": row.relative_error for row in run.ladder}
     return {
         name: value

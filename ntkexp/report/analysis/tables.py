@@ -138,9 +138,8 @@ def tabulate(sweep: Sweep, runs: Mapping[Path, Run]) -> pd.DataFrame:
     ]
     folders = [run.folder for run in sweep.runs]
     numbers = [quantities(runs[folder]) if folder in runs else {} for folder in folders]
-    names = list(dict.fromkeys(name for row in numbers for name in row))
     head = pd.DataFrame(heads, columns=["run", *sweep.axes, *RUN_COLUMNS[1:]])
-    return pd.concat([head, pd.DataFrame(numbers, columns=names, dtype=float)], axis=1)
+    return pd.concat([head, pd.DataFrame(numbers, dtype=float)], axis=1)
 
 
 def points(sweep: Sweep, table: pd.DataFrame) -> pd.DataFrame:

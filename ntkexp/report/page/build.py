@@ -78,10 +78,10 @@ from ntkexp.report.page.picture import (
     Shown,
     command_of,
     drawings_of,
-    inline,
     link,
     pictures_of_runs,
     show,
+    show_file,
     slug,
 )
 from ntkexp.report.page.run_table import chips_by_run, run_table
@@ -656,23 +656,14 @@ def claim_view(
         if sentence:
             notes.append(f"{name}: {sentence}.")
 
-    picture: Shown | None = None
-    heading = f"{title}: {record.verdict}"
-    try:
-        drawing = inline(
-            (record.path / PICTURE).read_text(encoding="utf-8"), anchor, heading
-        )
-        picture = Shown(
-            record.name,
-            heading,
-            drawing,
-            link(record.path / "main.csv", folder),
-            "main.csv",
-        )
-    except (Mistake, OSError, UnicodeDecodeError):
-        # no picture: its file is missing, or contains elements that are not allowed
-        pass
-
+    picture = show_file(
+        record.path / PICTURE,
+        record.name,
+        anchor,
+        f"{title}: {record.verdict}",
+        record.path / "main.csv",
+        folder,
+    )
     files = [*sorted(path.name for path in record.path.glob("*.csv")), VERDICT]
     return {
         "anchor": anchor,

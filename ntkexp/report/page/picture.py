@@ -126,7 +126,6 @@ PREFIX_LETTERS = 10
 PALETTE = frozenset({
     *("000000", "808080", "d9d9d9", "ffffff", "0072b2", "56b4e9", "009e73", "e69f00"),
     *("d55e00", "cc79a7", "66c5ab", "8a5f00", "f0c566", "b3a800", "999999", "666666"),
-    *("d55e00", "cc79a7", "66c5ab", "8a5f00", "f0c566", "b3a800", "999999", "666666"),
 })  # fmt: skip
 """Colours that style.css replaces in dark mode."""
 
@@ -321,15 +320,20 @@ def picture_of_run(run: Run, path: Path, anchor: str, folder: Path) -> Shown | N
     numbers = path.with_suffix(".csv")
     if not numbers.is_file():
         numbers = run.path / SOURCES.get(path.stem, "results.csv")
+    name = f"{run.name}.{path.stem}"
+    return show_file(path, name, f"{anchor}-{path.stem}", title, numbers, folder)
+
+
+def show_file(
+    path: Path, name: str, prefix: str, title: str, numbers: Path, folder: Path
+) -> Shown | None:
+    """Return the picture in an SVG file. Return None if the file is missing, or contains
+    elements that are not allowed."""
     try:
-        drawing = inline(
-            path.read_text(encoding="utf-8"), f"{anchor}-{path.stem}", title
-        )
+        drawing = inline(path.read_text(encoding="utf-8"), prefix, title)
     except (Mistake, OSError, UnicodeDecodeError):
         return None
-    return Shown(
-        f"{run.name}.{path.stem}", title, drawing, link(numbers, folder), numbers.name
-    )
+    return Shown(name, title, drawing, link(numbers, folder), numbers.name)
 
 
 def drawings_of(run: Run) -> list[Path]:

@@ -25,7 +25,7 @@ from ntkexp.records.contributions import (
     DECAY_BY_COMPONENT,
     LAST_STEP,
 )
-from ntkexp.report.examples import image_pixels
+from ntkexp.report.examples import image_pixels, unit_range
 from ntkexp.report.outputs import one_output, refuse_query
 from ntkexp.report.parts import strongest_first
 from ntkexp.report.plots.canvas import Canvas
@@ -39,7 +39,6 @@ from ntkexp.report.plots.examples import (
     fitting,
     named_bars,
     sums_so_far,
-    unit_range,
 )
 from ntkexp.report.plots.style import NARROW, Style, style_of_user
 from ntkexp.report.top_examples import FindExample

@@ -22,7 +22,7 @@ from ntkexp.report.plots.style import (
     PALE,
     log_axis,
     machine_rows,
-    write_beside,
+    write,
 )
 from ntkexp.text import spoken
 
@@ -113,8 +113,9 @@ class ErrorPanels:
         if self.strip not in (None, self.axes):
             self.axes.tick_params(labelleft=False)
         for row, number in zip(rows, numbers, strict=True):
-            write_beside(self.axes, number, row)
-        write_above(self.axes, heading)
+            write(self.axes, number, (1, row), color=BLACK)
+        look = {"xycoords": "axes fraction", "xytext": (3, 3), "va": "bottom"}
+        write(self.axes, heading, (1, 1), color=GREY, **look)
 
     def label_rows(
         self, axes: Axes, machines: Sequence[str], rows: Sequence[int]
@@ -143,14 +144,6 @@ def shape_strip(strip: Axes, exact: Sequence[float]) -> None:
     strip.set_xticks([])
     strip.set_xticks([], minor=True)
     strip.set_xlabel("exact", color=GREY)
-
-
-def write_above(axes: Axes, heading: str) -> None:
-    """Write a heading above the column of numbers to the right of the axes."""
-    axes.annotate(
-        heading, (1, 1), xytext=(3, 3), xycoords="axes fraction", textcoords="offset points",
-        color=GREY, va="bottom", fontsize="small", annotation_clip=False,
-    )  # fmt: skip
 
 
 def rows_of(controls: Sequence[bool]) -> list[int]:

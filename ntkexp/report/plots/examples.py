@@ -23,7 +23,7 @@ from ntkexp.records.contributions import (
     LeaveOut,
 )
 from ntkexp.report.breakdown import BreakdownEntry
-from ntkexp.report.examples import Example, image_pixels
+from ntkexp.report.examples import Example, image_pixels, unit_range
 from ntkexp.report.explain import Explanation
 from ntkexp.report.leave_out import Agreement, removal_scales
 from ntkexp.report.parts import ComponentPart, strongest_first
@@ -169,13 +169,6 @@ def image(page: Axes, shown: NDArray[Any], x: int, y: int) -> AxesImage:
         aspect="auto",
         extent=(x, x + width, y, y + height),
     )
-
-
-def unit_range(pixels: NDArray[Any]) -> NDArray[Any]:
-    """Scale pixel values to the range from 0 to 1."""
-    low = float(pixels.min())
-    high = float(pixels.max())
-    return np.asarray((pixels - low) / (high - low or 1.0))
 
 
 def label(page: Axes, image: AxesImage, text: str, colour: str) -> None:
@@ -330,15 +323,16 @@ def picture_beside(explanation: Explanation) -> Picture:
     title = f"What made {explanation.split} {explanation.number}"
     with house_style():
         width = WIDE if has_effects else NARROW
-        figure = Figure(figsize=(width, bars_height(len(parts))), layout="constrained")
-        panels = np.atleast_1d(figure.subplots(1, 1 + has_effects, sharey=True))
+        canvas = Canvas()
+        size = (width, bars_height(len(parts)))
+        panels = canvas.panels(size, 1, 1 + has_effects, sharey=True)[0]
         added = table["added"].to_numpy(dtype=float)
         named_bars(panels[0], names, added, "added in this training")
         if has_effects:
             changes = table["if_left_out"].to_numpy(dtype=float)
             named_bars(panels[1], names, changes, "change of the output, if left out")
             title += ", and what would change it"
-        heading(figure, title, COLOURS_IN_WORDS)
+        figure = canvas.finish(title, COLOURS_IN_WORDS)
     return Picture("beside", figure, table)
 
 
@@ -350,17 +344,16 @@ def shares(entry: BreakdownEntry) -> Picture:
     values = np.array([*(float(entry.shares[k]) for k in order), entry.actual])
     caption = ""
     with house_style():
-        figure = Figure(figsize=(NARROW, bars_height(len(names))), layout="constrained")
-        axes = figure.subplots()
+        canvas = Canvas()
+        axes = canvas.panels((NARROW, bars_height(len(names))))[0, 0]
         named_bars(axes, names, values, "share of the change")
         if entry.predicted is not None:
             axes.plot(
                 [entry.predicted], [len(names) - 1], "|", color=BLACK, markersize=10
             )
             caption = "The mark is the predicted change."
-        heading(
-            figure, f"What leaving them out changed: {short(entry.actual)}", caption
-        )
+        title = f"What leaving them out changed: {short(entry.actual)}"
+        figure = canvas.finish(title, caption)
     return Picture("shares", figure, pd.DataFrame({"left_out": names, "share": values}))
 
 
@@ -372,7 +365,11 @@ def through(explanation: Explanation) -> Picture:
     values = np.array([part.together for part in drawn])
     title = "Through which components the output moved"
     names = [part.name for part in drawn]
-    figure = bar_figure(names, values, "examples and decay did", title)
+    with house_style():
+        canvas = Canvas()
+        axes = canvas.panels((NARROW, bars_height(len(names))))[0, 0]
+        named_bars(axes, names, values, "examples and decay did")
+        figure = canvas.finish(title)
     names = [part.name for part in explanation.components]
     table = {
         "component": names,
@@ -394,8 +391,8 @@ def through_by_step(explanation: Explanation) -> Picture:
     so_far = {name: np.cumsum(by_step) for name, by_step in lines.items()}
     ends = []
     with house_style():
-        figure = Figure(figsize=(NARROW, 2.2), layout="constrained")
-        axes = figure.subplots()
+        canvas = Canvas()
+        axes = canvas.panels((NARROW, 2.2))[0, 0]
         for name, by_step in lines.items():
             axes.plot([0, *last], [0.0, *so_far[name]], color=colors[name])
             end = float(by_step.sum())
@@ -403,7 +400,7 @@ def through_by_step(explanation: Explanation) -> Picture:
         axes.axhline(0, color=GREY, linewidth=0.5)
         axes.set(xlabel="step", ylabel="came so far", xlim=(0, last[-1]))
         name_ends(axes, ends)
-        heading(figure, "When it came through them")
+        figure = canvas.finish("When it came through them")
     return Picture("components-when", figure, pd.DataFrame({"step": last, **so_far}))
 
 
@@ -420,9 +417,9 @@ def when(
     """
     table = sums_so_far(by_step, last_step)
     with house_style():
-        figure = Figure(figsize=(NARROW, 2.0), layout="constrained")
-        draw_when(figure.subplots(), table)
-        heading(figure, title)
+        canvas = Canvas()
+        draw_when(canvas.panels((NARROW, 2.0))[0, 0], table)
+        figure = canvas.finish(title)
     return Picture("when", figure, table)
 
 
@@ -463,8 +460,8 @@ def checked(retrained: LeaveOut, agreement: Agreement) -> Picture:
     is_influential = table["influential"].astype(bool)
     others = "random examples" if is_influential.any() else "each example by itself"
     with house_style():
-        figure = Figure(figsize=(NARROW, NARROW), layout="constrained")
-        axes = figure.subplots()
+        canvas = Canvas()
+        axes = canvas.panels((NARROW, NARROW))[0, 0]
         axes.axline((0, 0), slope=1, color=BLACK, linewidth=0.5)
         kinds = ((False, GREY, others), (True, BLUE, "the most influential"))
         for influential, color, name in kinds:
@@ -487,7 +484,7 @@ def checked(retrained: LeaveOut, agreement: Agreement) -> Picture:
         title = "Predicted changes are too uncertain to be shown"
         if agreement.believed:
             title = f"Predicted changes correlate {agreement.correlation:.2f} with retrainings"
-        heading(figure, title, f"{agreement.sentence}. {SCALED}")
+        figure = canvas.finish(title, f"{agreement.sentence}. {SCALED}")
     return Picture("checked", figure, table)
 
 
@@ -497,15 +494,6 @@ BAR_INCHES = 0.17  # height of a bar
 def bars_height(bars: int) -> float:
     """Return the height of a figure of bars in inches."""
     return 0.8 + BAR_INCHES * bars
-
-
-def bar_figure(names: Sequence[str], values: Array, label: str, title: str) -> Figure:
-    """Draw a figure with a bar for each name."""
-    with house_style():
-        canvas = Canvas()
-        axes = canvas.panels((NARROW, bars_height(len(names))))[0, 0]
-        named_bars(axes, names, values, label)
-        return canvas.finish(title)
 
 
 def named_bars(axes: Axes, names: Sequence[str], values: Array, label: str) -> None:

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from ntkexp.mistake import Mistake, nearest
 from ntkexp.naming import module_names
-from ntkexp.records.atomic import write_atomically
 from ntkexp.report.analysis.tables import Analysis
 from ntkexp.report.plots import figures, together
 from ntkexp.report.plots.canvas import Canvas
@@ -159,15 +158,6 @@ def all_files_of(run: Run) -> Iterator[tuple[str, str]]:
     """Yield the file names and contents of all pictures and their data."""
     for name, draw in gallery():
         yield from files_of(run, name, draw)
-
-
-def save(run: Run, folder: Path) -> tuple[Path, ...]:
-    """Write all pictures of a run into a folder. Return the paths of the files."""
-    written = []
-    for name, content in all_files_of(run):
-        written.append(folder / name)
-        write_atomically(written[-1], content)
-    return tuple(written)
 
 
 # --- The errors of kernel machines in many runs: a row for each machine, a dot for each

@@ -378,12 +378,6 @@ def size_in_points(size: str) -> float:
 CAPTION = "caption"
 
 
-def caption_of(figure: Figure) -> str:
-    """Return the caption of a picture as one line."""
-    texts = [text.get_text() for text in figure.texts if text.get_gid() == CAPTION]
-    return " ".join(texts).replace("\n", " ").replace("\N{NO-BREAK SPACE}", " ")
-
-
 def brief(title: str, otherwise: str) -> str:
     """Return the title, or `otherwise` if the title is too long.
 
@@ -441,11 +435,16 @@ def machine_rows(axes: Axes, labels: Mapping[int, str]) -> None:
     axes.set_ylim(max(labels) + 0.5, -0.5)
 
 
-def write_beside(axes: Axes, text: str, height: float, color: str = BLACK) -> None:
-    """Write a text to the right of the axes."""
+def write(axes: Axes, text: str, place: tuple[float, float], **look: Any) -> None:
+    """Write a small text beside a place of the axes, also outside of the axes.
+
+    `look` are arguments of `Axes.annotate`. By default, `place` is (fraction of the
+    width, y), and the text is to the right of it.
+    """
+    look = {"xycoords": ("axes fraction", "data"), "xytext": (3, 0), **look}
     axes.annotate(
-        text, (1, height), xytext=(3, 0), xycoords=("axes fraction", "data"), color=color,
-        textcoords="offset points", va="center", fontsize="small", annotation_clip=False,
+        text, place, textcoords="offset points", fontsize="small", annotation_clip=False,
+        **{"va": "center", **look},
     )  # fmt: skip
 
 
@@ -485,10 +484,8 @@ def name_ends(axes: Axes, ends: Sequence[End]) -> None:
                 "", (end.start, end.height), xytext=(1, height), textcoords="axes fraction",
                 arrowprops={"arrowstyle": "-", "color": PALE, "linewidth": 0.6}, zorder=0,
             )  # fmt: skip
-        axes.annotate(
-            end.text, (1, height), xytext=(3, 0), xycoords="axes fraction", textcoords="offset points",
-            color=end.colour, va="center", fontsize="small", annotation_clip=False, gid=END_LABEL,
-        )  # fmt: skip
+        look = {"xycoords": "axes fraction", "color": end.colour, "gid": END_LABEL}
+        write(axes, end.text, (1, height), **look)
 
 
 END_LABEL = "end-label"

@@ -12,7 +12,7 @@ from playwright.sync_api import Browser, sync_playwright
 from ntkexp.report.loaded_run import load_run
 from ntkexp.report.material import gather
 from ntkexp.report.page.build import write
-from ntkexp.report.plots.run_plots import save
+from tests.report.drawn import save
 from tests.report.synthetic import WIDTHS, write_sweep
 
 HOSTILE = "<script>alert('&')</script>"

@@ -54,11 +54,11 @@ from ntkexp.report.page.fonts import with_fonts
 from ntkexp.report.page.picture import inline, link, pictures_of_runs
 from ntkexp.report.page.run_table import MAX_CURVE_POINTS, curve_of
 from ntkexp.report.plots.examples import checked
-from ntkexp.report.plots.style import caption_of
 from ntkexp.report.run import Run
 from ntkexp.report.sentence import main_split
 from ntkexp.report.tables import PageTable
 from ntkexp.text import percent
+from tests.report.drawn import caption_of
 from tests.report.page.conftest import HOSTILE
 from tests.report.synthetic import digits, write_run, write_small_run
 

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from ntkexp.records.results import Result
 from ntkexp.report.plots.canvas import Canvas
 from ntkexp.report.plots.error_panels import ErrorPanels, rows_of
-from ntkexp.report.plots.style import GREY, NARROW, brief, colour
+from ntkexp.report.plots.style import GREY, NARROW, brief, colour, write
 from ntkexp.report.run import Run
 from ntkexp.report.sentence import Likeness, exact_machines, likeness, main_split
 from ntkexp.text import listed, short, spoken
@@ -60,7 +60,8 @@ def draw(run: Run, canvas: Canvas) -> Figure | None:
     panels.name_rows(machines, list(heights.values()), numbers, f"{main} error")
     for row in rows:
         if row.control and row.split == main and exact[id(row)]:
-            note_exact_control(panels, heights[row.machine, row.detail])
+            place = (0, heights[row.machine, row.detail])
+            write(panels.axes, "by construction", place, color=GREY)
 
     splits = [split for split in MARKER if any(row.split == split for row in rows)]
     if not canvas.is_new:  # the caption of a new figure explains the markers
@@ -72,14 +73,6 @@ def draw(run: Run, canvas: Canvas) -> Figure | None:
     return canvas.finish(
         title(run.ladder), caption(splits, main, has_controls=bool(controls))
     )
-
-
-def note_exact_control(panels: ErrorPanels, row: int) -> None:
-    """Write into the row of a control that equals the network: "by construction"."""
-    panels.axes.annotate(
-        "by construction", (0, row), xytext=(3, 0), xycoords=("axes fraction", "data"),
-        textcoords="offset points", va="center", fontsize="small", color=GREY,
-    )  # fmt: skip
 
 
 def caption(splits: list[str], main: str, *, has_controls: bool) -> str:

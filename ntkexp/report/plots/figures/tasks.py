@@ -119,16 +119,15 @@ def answer(run: Run) -> tuple[str, str]:
         )
         return reached, reached
     amount, name, had, now = max(lost)
-    if is_accuracy:
-        if amount <= 0:
-            return "No task is forgotten", "No task loses accuracy after its phase"
-        change = f"falls from {percent(had)} to {percent(now)}"
-        title = brief(
-            f"The accuracy on {name} {change}", f"The accuracy on a task {change}"
-        )
-        return title, f"After its phase, the accuracy on {name} {change}"
-    if amount <= 0:
-        return "No task is forgotten", "No task's loss rises after its phase"
+    measure = "loss"
     change = f"rises from {short(had)} to {short(now)}"
-    title = brief(f"The loss on {name} {change}", f"The loss on a task {change}")
-    return title, f"After its phase, the loss on {name} {change}"
+    remark = "No task's loss rises after its phase"
+    if is_accuracy:
+        measure = "accuracy"
+        change = f"falls from {percent(had)} to {percent(now)}"
+        remark = "No task loses accuracy after its phase"
+    if amount <= 0:
+        return "No task is forgotten", remark
+    change_of_task = f"The {measure} on {name} {change}"
+    title = brief(change_of_task, f"The {measure} on a task {change}")
+    return title, f"After its phase, the {measure} on {name} {change}"

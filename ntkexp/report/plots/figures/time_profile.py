@@ -18,6 +18,7 @@ from ntkexp.report.run import Run
 from ntkexp.text import percent
 
 TENTHS = np.linspace(0, 1, 11)
+Array = NDArray[np.float64]
 SHOWN = {
     "contribution_mass": ("parts", BLUE),
     "contribution_sum": ("net", BLACK),
@@ -55,9 +56,7 @@ def table(run: Run) -> pd.DataFrame:
     return run.series("step_size", *SHOWN)
 
 
-def profile(
-    length: NDArray[np.float64], mass: NDArray[np.float64]
-) -> NDArray[np.float64]:
+def profile(length: Array, mass: Array) -> Array:
     """Return the share of the mass in each tenth of the path time.
 
     `length` and `mass` have an entry per step.
@@ -68,12 +67,12 @@ def profile(
     return np.asarray(np.diff(at_tenths) / gathered[-1])
 
 
-def answer(shares: dict[str, NDArray[np.float64]]) -> str:
+def answer(shares: dict[str, Array]) -> str:
     parts = percent(shares["contribution_mass"][0])
     return f"The first tenth makes {parts} of the contributions"
 
 
-def caption(shares: dict[str, NDArray[np.float64]]) -> str:
+def caption(shares: dict[str, Array]) -> str:
     words = "Tenths of path time Σ η_s. Parts: sum of |contributions|. Net: their sum."
     if "kernel_mass" not in shares:
         return words

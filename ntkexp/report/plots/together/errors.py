@@ -156,11 +156,8 @@ def errors_title(
         else max(columns, key=lambda each: table[columns[each]].max())
     )
     column = columns[name]
-    means = {
-        level: mean
-        for level in levels
-        if (mean := arithmetic_mean(table, axis, level, column)) is not None
-    }
+    by_level = table.groupby(axis, sort=False)[column].mean()
+    means = by_level.reindex(list(levels)).dropna()
     whole = len(table)
     present = whole - int(table[column].isna().sum())
     runs = f"{whole} runs" if present == whole else f"{present} of {whole} runs"
@@ -174,20 +171,3 @@ def errors_title(
     )
     where = f"{spoken(name)} from {axis}={first} to {last} ({runs})"
     return title, f"Title: {where}. {caption}"
-
-
-def arithmetic_mean(
-    table: pd.DataFrame, axis: str, level: object, column: str
-) -> float | None:
-    """Return the mean of a column at the value `level` of an axis. Return None if there
-    are no numbers.
-
-    >>> table = pd.DataFrame({"width": [1, 1, 2, 3], "error": [1.0, 2.0, 0.0, float("nan")]})
-    >>> [arithmetic_mean(table, "width", level, "error") for level in (1, 2, 3)]
-    [1.5, 0.0, None]
-    """
-    here = np.array([value == level for value in table[axis]])
-    values = table[column][here].dropna().to_numpy(dtype=float)
-    if not len(values):
-        return None
-    return float(values.mean())

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -17,6 +18,7 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm, to_rgb
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
 
 from ntkexp.records.sweep import Level
 from ntkexp.report.analysis.quantities import describe
@@ -127,15 +129,15 @@ def draw_panel(
     name: str,
 ) -> None:
     """Draw the mean of a quantity as the colour and the number of each cell."""
-    shape = (len(levels[1]), len(levels[0]))
-    values = np.full(shape, np.nan)
-    crosses = np.zeros(shape, dtype=bool)
-    for across, up, value, untrained in zip(
-        cells[axes[0]], cells[axes[1]], cells[name], cells["untrained"], strict=True
-    ):
-        place = levels[1].index(up), levels[0].index(across)
-        values[place] = value
-        crosses[place] = untrained > 0
+    across, up = axes
+
+    def grid(column: str) -> NDArray[Any]:
+        table = cells.pivot(index=up, columns=across, values=column)
+        table = table.reindex(index=list(levels[1]), columns=list(levels[0]))
+        return table.to_numpy(dtype=float)
+
+    values = grid(name)
+    crosses = grid("untrained") > 0
     positive = values[values > 0]
     norm = LogNorm(positive.min(), positive.max() * (1 + 1e-9))
     colours = colormaps["viridis"].with_extremes(bad=PALE)
@@ -155,10 +157,10 @@ def draw_panel(
         panel.text(
             column, row, mark, ha="center", va="center", fontsize="small", color=ink
         )
-    panel.set_xticks(range(shape[1]), [name_of(level) for level in levels[0]])
-    panel.set_yticks(range(shape[0]), [name_of(level) for level in levels[1]])
+    panel.set_xticks(range(len(levels[0])), [*map(name_of, levels[0])])
+    panel.set_yticks(range(len(levels[1])), [*map(name_of, levels[1])])
     panel.tick_params(length=0)
-    panel.set(xlabel=axes[0], ylabel=axes[1])
+    panel.set(xlabel=across, ylabel=up)
     for spine in panel.spines.values():
         spine.set_visible(False)
 
