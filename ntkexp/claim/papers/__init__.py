@@ -8,6 +8,7 @@ from ntkexp.naming import classes_of
 if TYPE_CHECKING:
     from ntkexp.claim.papers.account import (
         FiniteStepTerm as FiniteStepTerm,
+        PartsAtTheEdge as PartsAtTheEdge,
         RisingSteps as RisingSteps,
         WidthDisagreement as WidthDisagreement,
     )
