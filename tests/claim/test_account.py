@@ -12,11 +12,16 @@ import torch
 from scipy.stats import spearmanr
 
 from ntkexp.claim.papers.account import (
+    SECANT,
     FiniteStepTerm,
+    PartsAtTheEdge,
     RisingSteps,
     WidthDisagreement,
     finite_step_parts,
+    measured_parts,
     measured_steps,
+    sharpness,
+    step_contributions,
 )
 from ntkexp.claim.papers.leaving_out import BARE, Retraining, retraining
 from ntkexp.claim.quantity import Measured
@@ -108,6 +113,65 @@ def test_the_share_of_a_step_is_that_of_its_contributions() -> None:
     parts = (setting.start.kernel[n:, 0, :, 0] * residual).abs()
     assert measured.rising
     assert measured.top_share == pytest.approx(float((parts.max(1).values / parts.sum(1)).mean()), rel=1e-12)
+
+
+def test_the_sharpness_is_the_largest_eigenvalue_of_the_hessian() -> None:
+    setting = prepare(compose([*SMOOTH, *BARE, "seed=1", "threads=1"]))
+    rerun = trained(*SMOOTH, "steps=1").rerun
+    vector = rerun.flat.vector(setting.problem.weights)
+
+    def loss(vector: torch.Tensor) -> torch.Tensor:
+        missed = rerun.outputs(vector, rerun.inputs) - rerun.targets
+        return missed.square().sum() / (2 * rerun.examples)
+
+    hessian = torch.func.hessian(loss)(vector)
+    expected = float(torch.linalg.eigvalsh(hessian)[-1])
+    assert sharpness(setting, setting.problem.weights) == pytest.approx(expected, rel=1e-6)
+
+
+def test_contributions_of_steps_add_up_to_those_of_the_run() -> None:
+    words = [*SMOOTH, "steps=4", "path.rule=[secant,left]", *BARE]
+    found = retraining(words, seed=1)
+    setting = prepare(compose([*words, "seed=1", "threads=1"]))
+    total = torch.zeros(3, 6, dtype=torch.float64)
+    for step in setting.descent.steps_from(setting.problem.weights):
+        parts, change = step_contributions(setting, step, SECANT)
+        torch.testing.assert_close(parts.sum(1), change, rtol=0, atol=1e-13)
+        total += parts
+    expected = found.outcome.matrices.query_contributions("secant")[:, 0]
+    torch.testing.assert_close(total, expected, rtol=0, atol=1e-13)
+
+
+def test_parts_of_a_linear_model_are_exact() -> None:
+    """The Jacobian is constant, so all mean Jacobians are equal."""
+    setting = prepare(compose([*WORDS, "model=linear", "steps=8", "path.rule=[secant]", *BARE, "seed=1", "threads=1"]))
+    for slower in (1, 2):
+        steps = [*measured_parts(setting, {0: "before", 4: "after"}, window=2, slower=slower)]
+        assert [step.stage for step in steps] == ["before"] * 2 + ["after"] * 2
+        assert all(step.wrong < 1e-24 * step.squares for step in steps)
+        assert all(step.missed < 1e-24 * step.changed for step in steps)
+        # the largest stable step size is that of the kernel at the start
+        assert steps[0].stability == pytest.approx(0.5 / slower, rel=1e-6)
+
+
+def test_steps_are_measured_before_and_after_the_sharpness_crosses() -> None:
+    base = (*SMOOTH, "data=clothes", "data.train=12", "model.depth=1", "optimizer.stable_fraction=0.9", "steps=60")
+    trial = PartsAtTheEdge(base=(*base, "path.rule=[secant]"), every=2, window=1, later=20)
+    setting = prepare(compose([*trial.base, *BARE, "seed=1", "threads=1"]))
+    stable = [
+        step.step_size * sharpness(setting, step.view.weights) / 2
+        for step in setting.descent.steps_from(setting.problem.weights)
+    ]
+    crossing = next(index for index in range(0, 60, 2) if stable[index] > 1)
+    assert 0 < crossing <= 40
+    before = [index for index in range(0, crossing, 2) if stable[index] > 0.8]
+    assert before
+    after = [*range(crossing, crossing + 20, 2)]
+    assert trial.stages(setting) == dict.fromkeys(before, "before") | dict.fromkeys(after, "after")
+    assert [row["steps"] for row in trial.rows(1)] == [len(before), len(after)]
+    small = (*trial.base, "optimizer.stable_fraction=0.1")
+    rows = pd.DataFrame([*trial.model_copy(update={"base": small}).rows(1)])
+    assert rows[["parts", "cancellation", "sum", "stability"]].isna().all(axis=None)
 
 
 def test_networks_of_neighbouring_widths_are_compared(tmp_path: Path) -> None:

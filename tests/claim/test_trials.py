@@ -179,10 +179,29 @@ def test_training_again_with_everyone_is_the_training(optimizer: str) -> None:
 
 @pytest.mark.slow
 def test_the_kernel_of_a_linear_model_does_not_depend_on_the_data() -> None:
-    rows = LeftOutKernel(base=(*WORDS, "model=linear"), trains=(4, 8), times=2, every=2).rows(0)
-    assert [row["train"] for row in rows] == [4, 4, 4, 8, 8, 8]
-    changes = {(row["train"], row["left_out"]): row["change"] for row in rows}
-    assert changes == {(train, who): 0.0 for train in (4, 8) for who in ("one", "half", "nobody")}
+    trial = LeftOutKernel(base=(*WORDS, "model=linear", "steps=99"), trains=(4, 8), until=0.3, times=2, every=2)
+    for fresh_start in (False, True):
+        rows = trial.model_copy(update={"fresh_start": fresh_start}).rows(0)
+        assert {row["train"]: row["change"] for row in rows} == {4: 0.0, 8: 0.0}
+
+
+@pytest.mark.slow
+def test_trainings_without_an_example_are_as_long_and_start_alike() -> None:
+    """Leaving out one example changes the kernel less than another start. A loss that is not reached has no number."""
+    base = ("data=digits", "data.query=3", "data.test=0", "steps=40", "path.count=2", "model.width=4")
+    trial = LeftOutKernel(base=base, trains=(4, 8), until=0.2, times=2, every=1)
+    rows = pd.DataFrame([*trial.rows(0)])
+    assert (rows["train_loss"] <= 0.2).all()
+    assert rows["steps"].between(2, 39).all()
+    fresh = pd.DataFrame([*trial.model_copy(update={"fresh_start": True}).rows(0)])
+    assert (rows["change"] > 0).all()
+    assert (fresh["change"] > rows["change"]).all()
+    unlearned = pd.DataFrame([*trial.model_copy(update={"until": 1e-12}).rows(0)])
+    assert unlearned["steps"].tolist() == [40, 40]
+    assert unlearned["change"].isna().all()
+    known = pd.DataFrame([*trial.model_copy(update={"until": 100}).rows(0)])
+    assert known["steps"].tolist() == [0, 0]
+    assert known["change"].isna().all()
 
 
 def test_scores_name_their_queries() -> None:
@@ -223,13 +242,13 @@ def test_several_outputs_are_no_score() -> None:
 def test_a_trial_names_the_pool_of_its_seeds() -> None:
     """The data, the words or the trials side by side define the pool. Data with a seed are not drawn."""
     by_data = LayerProducts(model=MLP(width=4), init=INIT, data=Digits(train=4, query=0, test=0))
-    by_words = LeftOutKernel(base=("data=wine",))
+    by_words = LeftOutKernel(base=("data=wine",), until=0.1)
     both = SideBySide(names=("a", "b"), trials=(by_data, by_words))
     of_trials = [drawn((), trial) for trial in (by_data, by_words, both)]
     digits, wine = "357 examples of digits", "178 examples of wine"
     assert of_trials == [f"each drawing data, for these {pool}" for pool in (digits, wine, f"{digits} or {wine}")]
-    assert drawn((), LeftOutKernel(base=("data=wine", "data.seed=0"))) == ""
-    assert drawn((), LeftOutKernel(base=("data=circle",))) == "each drawing data"
+    assert drawn((), LeftOutKernel(base=("data=wine", "data.seed=0"), until=0.1)) == ""
+    assert drawn((), LeftOutKernel(base=("data=circle",), until=0.1)) == "each drawing data"
     assert drawn((), KernelOperations(model=MLP(width=4), init=INIT)) == "each drawing data"
     assert drawn((), GrokkingByComponent(modulus=3)) == "each drawing weights and data, for these 6 sums modulo 3"
 

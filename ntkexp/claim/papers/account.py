@@ -6,7 +6,8 @@ the secant rule. The networks have one output."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from math import nan
 from typing import NamedTuple
@@ -16,7 +17,7 @@ import torch
 from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor
-from torch.func import jacrev, jvp
+from torch.func import grad, jacrev, jvp
 
 from ntkexp.claim.papers.leaving_out import BARE, Retraining, retraining
 from ntkexp.claim.papers.path_kernel import AbstractPathQuantity, top_shares
@@ -25,12 +26,18 @@ from ntkexp.claim.trial import AbstractTrial, Rows
 from ntkexp.component import Count
 from ntkexp.config.compose import compose
 from ntkexp.effects.curvature import load_forward_mode
+from ntkexp.effects.trajectory import flat_like
+from ntkexp.model.functional import function_of
 from ntkexp.path.integrals import integrals_at_zero
-from ntkexp.path.rule.base import Secant
+from ntkexp.path.rule.base import Gauss, Secant, Substep
+from ntkexp.path.step import Step
 from ntkexp.removal.rerun import WEIGHTS, retrain
 from ntkexp.report.analysis.rank_correlation import mean_known, spearman
 from ntkexp.report.run import Run
 from ntkexp.run.setting import Setting, prepare
+from ntkexp.shapes import Weights
+from ntkexp.statistics import largest_eigenvalue
+from ntkexp.stream import stream
 
 
 class WidthDisagreement(AbstractPathQuantity):
@@ -237,3 +244,175 @@ def measured_steps(setting: Setting, every: int) -> Iterator[MeasuredStep]:
             outside = parts[setting.problem.train - domain.first_point :, 0]
             share = float(top_shares(outside.numpy(), tenth).mean())
             yield MeasuredStep(step.index, rising, share)
+
+
+class PartsAtTheEdge(AbstractTrial):
+    """The error of single contributions before and after the sharpness exceeds 2/η.
+
+    The sharpness λ is the largest eigenvalue of the Hessian of the loss. At a fixed
+    step size η it rises during training, until it exceeds 2/η and stays near it. The
+    first `window` of every `every` steps are measured. There is a row for each `stage`:
+
+        before    steps with 0.8 < λη/2 ≤ 1, before λ exceeds 2/η for the first time
+        after     the next `later` steps
+
+    Δ𝒮 is the contribution of one example in one step at one point x outside the training
+    set. Δ𝒮* is the same contribution with the exact mean Jacobian of the step, by four
+    Gauss–Legendre points. Δf is the change of the output at x. Sums are over the steps
+    of the stage, points and examples.
+
+        parts           √(Σ(Δ𝒮 − Δ𝒮*)²/ΣΔ𝒮*²)
+        cancellation    Σ|Δ𝒮|/Σ|Σᵢ Δ𝒮|, with Σᵢ over examples
+        sum             √(Σ(Σᵢ Δ𝒮 − Δf)²/ΣΔf²)
+        stability       the mean of λη/2
+
+    If λ does not exceed 2/η at least `later` steps before the end, or if no step comes
+    before, the numbers are NaN.
+
+    With `slower`, η is divided by `slower`, and steps at the same training times are
+    measured. The sharpness may then stay below twice the inverse of the step size.
+
+    J. Cohen et al., "Gradient descent on neural networks typically occurs at the edge
+    of stability" (2021), arXiv:2103.00065."""
+
+    base: tuple[str, ...]
+    every: Count = 20
+    window: Count = 5
+    later: Count = 1000
+    slower: Count = 1
+
+    def rows(self, seed: int) -> Rows:
+        setting = prepare(compose([*self.base, *BARE, f"seed={seed}", "threads=1"]))
+        stages = self.stages(setting)
+        measured = list(measured_parts(setting, stages, self.window, self.slower))
+        table = pd.DataFrame(measured, columns=list(MeasuredParts._fields))
+        rows: list[Row] = []
+        for stage in ("before", "after"):
+            steps = table[table["stage"] == stage]
+            total = {name: float(steps[name].sum()) for name in SUMS}
+            found = dict.fromkeys(("parts", "cancellation", "sum", "stability"), nan)
+            if len(steps):
+                found = {
+                    "parts": (total["wrong"] / total["squares"]) ** 0.5,
+                    "cancellation": total["mass"] / total["net"],
+                    "sum": (total["missed"] / total["changed"]) ** 0.5,
+                    "stability": float(steps["stability"].mean()),
+                }
+            rows.append({"stage": stage, "steps": len(steps), **found})
+        return rows
+
+    def stages(self, setting: Setting) -> dict[int, str]:
+        """Return the first step of each window, with its stage. Return no window if the
+        sharpness does not exceed 2/η early enough."""
+        stages: dict[int, str] = {}
+        last = setting.descent.steps - self.later
+        for step in setting.descent.steps_from(setting.problem.weights):
+            if step.index > last:
+                break
+            if step.index % self.every:
+                continue
+            stability = step.step_size * sharpness(setting, step.view.weights) / 2
+            if stability > 1:
+                after = range(step.index, step.index + self.later, self.every)
+                return stages | dict.fromkeys(after, "after")
+            if stability > 0.8:
+                stages[step.index] = "before"
+        return {}
+
+
+class MeasuredParts(NamedTuple):
+    """Sums over the contributions of one step, as `PartsAtTheEdge` defines them."""
+
+    stage: str
+    stability: float  # λη/2 at the beginning of the window
+    squares: float  # ΣΔ𝒮*²
+    wrong: float  # Σ(Δ𝒮 − Δ𝒮*)²
+    mass: float  # Σ|Δ𝒮|
+    net: float  # Σ|Σᵢ Δ𝒮|
+    changed: float  # ΣΔf²
+    missed: float  # Σ(Σᵢ Δ𝒮 − Δf)²
+
+
+SUMS = MeasuredParts._fields[2:]
+
+
+def measured_parts(
+    setting: Setting, stages: Mapping[int, str], window: int, slower: int
+) -> Iterator[MeasuredParts]:
+    """Train with the step size divided by `slower`, and yield the measured steps.
+
+    `stages` maps the first step of each window, at the original step size,
+    to its stage."""
+    if not stages:
+        return
+    descent = replace(
+        setting.descent,
+        step_size=setting.descent.step_size / slower,
+        steps=setting.descent.steps * slower,
+    )
+    last = max(stages) * slower + window
+    begun = -window  # the first step of the current window
+    stage = ""
+    stability = nan
+    for step in descent.steps_from(setting.problem.weights):
+        time, between = divmod(step.index, slower)
+        if between == 0 and time in stages:
+            begun = step.index
+            stage = stages[time]
+            stability = step.step_size * sharpness(setting, step.view.weights) / 2
+        if step.index >= last:
+            return
+        if step.index < begun + window:
+            parts, change = step_contributions(setting, step, SECANT)
+            exact, _ = step_contributions(setting, step, GAUSS)
+            yield MeasuredParts(
+                stage=stage,
+                stability=stability,
+                squares=float(exact.square().sum()),
+                wrong=float((parts - exact).square().sum()),
+                mass=float(parts.abs().sum()),
+                net=float(parts.sum(1).abs().sum()),
+                changed=float(change.square().sum()),
+                missed=float((parts.sum(1) - change).square().sum()),
+            )
+
+
+SECANT = Secant().quadrature(points=1, substeps=1, romberg=0)
+GAUSS = Gauss().quadrature(points=4, substeps=1, romberg=0)
+
+
+def step_contributions(
+    setting: Setting, step: Step, quadrature: Sequence[Substep]
+) -> tuple[Float[Tensor, "point train"], Float[Tensor, " point"]]:
+    """Return the contributions of the examples in one step, and the changes of the
+    outputs, at the points outside the training set."""
+    domain = setting.domain
+    integrals = integrals_at_zero(tuple(quadrature), domain)
+    blocks = list(domain.blocks(step.segment))
+    parts = torch.cat([integrals.add(step, block)[1] for block in blocks])
+    changes = torch.cat([block.outputs(1.0) - block.outputs(0.0) for block in blocks])
+    outside = slice(setting.problem.train - domain.first_point, None)
+    return parts[outside, 0], changes[outside, 0]
+
+
+def sharpness(setting: Setting, weights: Weights) -> float:
+    """Return the largest eigenvalue of the Hessian of the loss."""
+    load_forward_mode()
+    descent = setting.descent
+    train = setting.problem.train
+    inputs = setting.problem.inputs[:train]
+    function = function_of(setting.problem.module)
+    flat = flat_like(weights)
+    vector = flat.vector(weights)
+
+    def loss(vector: Tensor) -> Tensor:
+        outputs = function(flat.weights(vector), inputs)
+        losses = descent.loss.value(outputs, descent.targets)
+        return descent.weight(train) * losses.sum()
+
+    start = torch.randn(
+        flat.size, generator=stream("sharpness", 0), dtype=torch.float64
+    )
+    return largest_eigenvalue(
+        lambda direction: jvp(grad(loss), (vector,), (direction,))[1], start.to(vector)
+    )

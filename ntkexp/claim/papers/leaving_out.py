@@ -34,6 +34,7 @@ from ntkexp.report.analysis.rank_correlation import DECIMALS, mean_known, spearm
 from ntkexp.run.loop import SilentListener, run as run_loop
 from ntkexp.run.outcome import Outcome
 from ntkexp.run.setting import Setting, prepare
+from ntkexp.shapes import Weights
 from ntkexp.stream import stream
 from ntkexp.text import short
 
@@ -195,53 +196,65 @@ It exceeds every seed of a claim."""
 
 
 class LeftOutKernel(AbstractTrial):
-    """The change of the path kernel if training examples are left out, by the size of
+    """The change of the path kernel if a training example is left out, by the size of
     the training set.
 
-        change = ‖𝒦′ − 𝒦‖/‖𝒦‖,    𝒦(x, x′) = mean over steps s of K_s(x, x′)
+        change = mean over examples i of ‖𝒦ᵢ − 𝒦‖/‖𝒦‖,    𝒦(x, x′) = mean over steps s of K_s(x, x′)
 
-    The points x, x′ are outside the training set, and s is every `every`-th step. 𝒦′ is
-    the kernel of a different training, labelled by the column `left_out`:
+    𝒦ᵢ is the kernel of the same training without example i, for `times` examples i. The
+    points x, x′ are outside the training set, and s is every `every`-th step. Each
+    training with all examples stops when the loss, the mean of ½(f − y)², is at most
+    `until`, so that training sets of all sizes are learned equally well. If it does not
+    get there within its steps, or takes no step, the change is NaN. The training
+    without an example takes as many steps.
 
-        one       training without one example; mean over `times` examples
-        half      training without a random half; mean over `times` halves
-        nobody    training with all examples from another random start (a baseline)
-    """
+    With `fresh_start`, the trainings without an example start from other weights. Then
+    the change does not depend on the examples alone."""
 
     base: tuple[str, ...]
-    trains: tuple[Count, ...] = Field((10, 20, 40, 80), min_length=1)
+    trains: tuple[Count, ...] = Field((16, 32, 64, 128, 256, 512), min_length=1)
+    until: float = Field(gt=0)
     times: Count = 6
     every: Count = 5
+    fresh_start: bool = False
 
     def rows(self, seed: int) -> Rows:
         for train in self.trains:
-            words = [*self.base, f"data.train={train}", "path.rule=[left]", *BARE]
-            retrained = retraining(words, seed)
-            times = min(self.times, train)
-            everyone = torch.ones(1, train, dtype=torch.float64)
-            ones = everyone - torch.eye(train, dtype=torch.float64)[:times]
-            halves = draw_groups(train // 2, times, train, seed)
-            kernels = self.path_kernels(retrained, torch.cat([everyone, ones, halves]))
-            of_seed = retrained.setting.experiment.data.seed
-            query_contributions = retraining(
-                [*words, f"data.seed={seed if of_seed is None else of_seed}"],
-                seed + FAMILY,
-            )
-            kernels = torch.cat(
-                [kernels, self.path_kernels(query_contributions, everyone)]
-            )
+            yield self.row(seed, train)
 
-            # ‖𝒦′ − 𝒦‖/‖𝒦‖
-            change = (kernels[1:] - kernels[0]).flatten(1).norm(dim=1) / kernels[
-                0
-            ].norm()
-            without = {
-                "one": change[:times].mean(),
-                "half": change[times:-1].mean(),
-                "nobody": change[-1],
-            }
-            for who, value in without.items():
-                yield {"train": train, "left_out": who, "change": value.item()}
+    def row(self, seed: int, train: int) -> Row:
+        words = [*self.base, f"data.train={train}", f"stop_at_loss={self.until}"]
+        words += ["path.rule=[left]", *BARE]
+        retrained = retraining(words, seed)
+        rerun = retrained.rerun
+        missed = retrained.outcome.matrices.end[:train] - rerun.targets
+        loss = float(missed.square().sum() / (2 * train))
+        row: Row = {"train": train, "train_loss": loss, "steps": rerun.length}
+        if loss > self.until or not rerun.length:
+            return {**row, "change": nan}
+
+        everyone = rerun.unit_weights[None]
+        ones = (everyone - torch.eye(train, dtype=torch.float64))[: self.times]
+        without = retrained
+        if self.fresh_start:
+            start = self.other_start(words, retrained, seed)
+            without = replace(retrained, rerun=replace(rerun, start=start))
+        whole = self.path_kernels(retrained, everyone)[0]
+        kernels = self.path_kernels(without, ones)
+
+        # ‖𝒦ᵢ − 𝒦‖/‖𝒦‖
+        changes = (kernels - whole).flatten(1).norm(dim=1) / whole.norm()
+        return {**row, "change": float(changes.mean())}
+
+    def other_start(
+        self, words: Sequence[str], retrained: Retraining, seed: int
+    ) -> Weights:
+        """Return initial weights of another seed, for the same data."""
+        of_data = retrained.setting.experiment.data.seed
+        data = f"data.seed={seed if of_data is None else of_data}"
+        return prepare(
+            compose([*words, data, f"seed={seed + FAMILY}", "threads=1"])
+        ).problem.weights
 
     def path_kernels(
         self, retrained: Retraining, weights: Float[Tensor, "training train"]
