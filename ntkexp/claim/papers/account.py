@@ -286,7 +286,6 @@ class PartsAtTheEdge(AbstractTrial):
         stages = self.stages(setting)
         measured = list(measured_parts(setting, stages, self.window, self.slower))
         table = pd.DataFrame(measured, columns=list(MeasuredParts._fields))
-        rows: list[Row] = []
         for stage in ("before", "after"):
             steps = table[table["stage"] == stage]
             total = {name: float(steps[name].sum()) for name in SUMS}
@@ -298,8 +297,7 @@ class PartsAtTheEdge(AbstractTrial):
                     "sum": (total["missed"] / total["changed"]) ** 0.5,
                     "stability": float(steps["stability"].mean()),
                 }
-            rows.append({"stage": stage, "steps": len(steps), **found})
-        return rows
+            yield {"stage": stage, "steps": len(steps), **found}
 
     def stages(self, setting: Setting) -> dict[int, str]:
         """Return the first step of each window, with its stage. Return no window if the
