@@ -220,9 +220,10 @@ def summarise_claims(
         if uncorrected:
             claims = max(len(empirical), family.registered - len(identities))
             looks = family.further_looks(size)
-            more = f" and {counted(looks, 'further look')} at them" if looks else ""
+            more = f" and {counted(looks, 'further look')}" if looks else ""
             sentences.append(
-                f"Not after Holm's correction over all {claims}{more}, at 5 %: {listed(uncorrected)}."
+                "Verdicts that do not survive Holm's correction at 5 %, over "
+                f"{counted(claims, 'claim')}{more}: {listed(uncorrected)}."
             )
         if identities:
             sentences.append(identity_sentence(identities, where))

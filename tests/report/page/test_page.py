@@ -593,7 +593,7 @@ def test_every_claim_is_shown_and_nothing_is_run(tmp_path: Path) -> None:
     assert {"claim-one-0", "claim-two-0", "claim-three-0"} <= set(links.names)
     text = page.read_text(encoding="utf-8")
     assert "4 claims: 1 supported, 1 refuted, 1 not after correction and 1 undecided." in text
-    assert "Not after Holm&#39;s correction over all 4, at 5 %: four." in text
+    assert "Verdicts that do not survive Holm&#39;s correction at 5 %, over 4 claims: four." in text
 
 
 def test_identities_count_apart(tmp_path: Path) -> None:
@@ -616,7 +616,7 @@ def test_every_look_at_a_claim_is_in_the_family(tmp_path: Path) -> None:
     assert summarise_claims(claims, ClaimFamily(2)) == "2 claims: 2 supported."
     looked_again = summarise_claims(claims, ClaimFamily(2, {"one": 0, "two": 1}))
     assert looked_again.endswith(
-        "Not after Holm's correction over all 2 and 1 further look at them, at 5 %: one and two."
+        "Verdicts that do not survive Holm's correction at 5 %, over 2 claims and 1 further look: one and two."
     )
     quick = replace(claims[0], size="quick")
     assert "not after correction" not in summarise_claims([quick, replace(quick, name="b")], ClaimFamily(2, {"one": 9}))
