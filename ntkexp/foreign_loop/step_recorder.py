@@ -12,6 +12,7 @@ The proof of the first step runs directly after it (`first_step`).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import nan
@@ -36,6 +37,10 @@ from ntkexp.foreign_loop.store.shards import current_processes
 from ntkexp.mistake import Mistake
 from ntkexp.optimizer.base import IDLE, LinearStep
 from ntkexp.shapes import Weights
+
+# Proof (b) concatenates small parameters to vectors of about this length (4 MB in
+# float32), so that the copies need little memory.
+MAX_VECTOR = 2**20
 
 
 @dataclass
@@ -297,9 +302,10 @@ class StepRecorder:
         members: Mapping[str, nn.Parameter],
     ) -> Iterable[list[str]]:
         """Divide the parameters of a group. Small parameters that take the same kind of
-        step are together, so that the rule and proof (b) see them as one vector. Each
-        other parameter is alone."""
+        step are together, so that the rule and proof (b) see them as one vector of at
+        most about `MAX_VECTOR` numbers. Each other parameter is alone."""
         kinds: dict[object, list[str]] = {}
+        numbers = Counter[object]()  # number of weights of each kind so far
         for name, weight in members.items():
             kind: object = name
             is_small = weight.dim() > 0 and weight.numel() <= MAX_JOINED_NUMBERS
@@ -307,7 +313,9 @@ class StepRecorder:
                 state = entries_of(optimizer.state.get(weight, {}), weight)
                 earlier = self.proof.moved.get(name, 0)
                 is_remembered = name in self.proof.memory
-                kind = (weight.dtype, weight.device, earlier, is_remembered, state)
+                alike = (weight.dtype, weight.device, earlier, is_remembered, state)
+                kind = (alike, numbers[alike] // MAX_VECTOR)
+                numbers[alike] += weight.numel()
             kinds.setdefault(kind, []).append(name)
         return kinds.values()
 
