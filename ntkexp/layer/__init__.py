@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     )
     from ntkexp.layer.attention import SelfAttention as SelfAttention
     from ntkexp.layer.base import (
+        AbstractBranching as AbstractBranching,
         AbstractLayer as AbstractLayer,
         Concatenation as Concatenation,
         Residual as Residual,

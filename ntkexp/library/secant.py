@@ -88,9 +88,8 @@ def secant_kernel(
         The kernel, [query, out, train, out_].
 
     Raises:
-        Mistake: if `start` and `end` are both empty, if the module has an operation
-            without a difference rule, or if the secant does not explain the change of
-            the outputs.
+        Mistake: if the module has an operation without a difference rule, or if the
+            secant does not explain the change of the outputs.
 
     For a gradient step end = start − η Σᵢ J(xᵢ)ᵀ ℓ′ᵢ, the change of the outputs is
     exactly −η Σᵢ K̄(x, xᵢ) ℓ′ᵢ:
@@ -108,11 +107,6 @@ def secant_kernel(
     reader, module_weights = reader_of(module, output, casts)
     start_weights = module_weights | named(module, start, "start")
     end_weights = module_weights | named(module, end, "end")
-    if not start and not end:
-        raise Mistake(
-            "start and end are empty, so there is no step; give the weights after the step "
-            "as end, or use tangent_kernel"
-        )
     refuse_rounded_products(start_weights)
     tape = reader.record(start_weights, queries)
     left = SegmentSide(reader, tape, reader.record(end_weights, queries))

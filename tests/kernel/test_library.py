@@ -301,7 +301,6 @@ def inner(x1: Tensor, x2: Tensor) -> Tensor:
 
 CALLS: dict[str, Callable[[], object]] = {
     "sketch": lambda: tangent_kernel(NET, X, sketch=10**5000),
-    "no weights at both ends": lambda: secant_kernel(NET, {}, {}, X, X),
     "step size": lambda: finite_step_kernel(NET, X, X, nan),
     "W_std": lambda: infinite_kernel([DENSE | {"W_std": 1e200}], X),
     "b_std": lambda: infinite_kernel([DENSE | {"b_std": 1e308}], X),
