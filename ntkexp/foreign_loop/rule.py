@@ -6,11 +6,9 @@ every step (proof (b))."""
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Mapping
 from math import nan
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,76 +25,17 @@ from ntkexp.optimizer.base import LinearStep
 # the gradients of the examples, because the same S, N and α multiply each of them.
 
 
-@dataclass(frozen=True)
-class StepInput:
-    """One parameter before a step, and its gradient.
+class StepInput(NamedTuple):
+    """One parameter before a step, and its gradient."""
 
-    If a rule is `elementwise`, it may be several parameters, as one vector.
-
-    >>> one, other = torch.ones(1, 2), torch.zeros(1)
-    >>> StepInput([one, other], [other, one], 0).gradient
-    tensor([1., 1., 0.])
-    """
-
-    gradients: Sequence[Tensor]
-    weights: Sequence[Tensor]
+    gradient: Tensor  # g
+    weight: Tensor  # θ before the step
     earlier_steps: int  # number of earlier steps of this parameter
     # optimizer state before the step; only entries in the rule's `needs`
-    state: Mapping[str, Any] = field(default_factory=dict)
+    state: Mapping[str, Any]
     # norm of the gradients of all parameters of the optimizer; NaN unless the rule has
     # `reads_norm`
     gradient_norm: float = nan
-
-    @cached_property
-    def gradient(self) -> Tensor:
-        """The gradient g."""
-        return concatenated(self.gradients)
-
-    @cached_property
-    def weight(self) -> Tensor:
-        """The weight θ before the step."""
-        return concatenated(self.weights)
-
-
-class JoinedState(Mapping[str, Any]):
-    """The optimizer state of several parameters, as the state of one vector.
-
-    Tensors with one number per weight are concatenated when they are read. All other
-    entries are equal in these states.
-
-    >>> states = [{"step": 1, "m": torch.ones(1, 2)}, {"step": 1, "m": torch.zeros(1)}]
-    >>> joined = JoinedState(states)
-    >>> joined["step"], joined["m"]
-    (1, tensor([1., 1., 0.]))
-    """
-
-    def __init__(self, states: Sequence[Mapping[str, Any]]) -> None:
-        self.states = states
-        self.read: dict[str, Tensor] = {}
-
-    def __getitem__(self, key: str) -> Any:
-        first = self.states[0][key]
-        if not isinstance(first, Tensor) or not first.dim():
-            return first
-        if key not in self.read:
-            self.read[key] = concatenated([state[key] for state in self.states])
-        return self.read[key]
-
-    def __contains__(self, key: object) -> bool:
-        return key in self.states[0]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.states[0])
-
-    def __len__(self) -> int:
-        return len(self.states[0])
-
-
-def concatenated(tensors: Sequence[Tensor]) -> Tensor:
-    """Return several tensors as one vector. A single tensor keeps its shape."""
-    if len(tensors) == 1:
-        return tensors[0]
-    return torch.cat([tensor.reshape(-1) for tensor in tensors])
 
 
 class AbstractOptimizerRule(ABC):
@@ -170,10 +109,6 @@ class AbstractOptimizerRule(ABC):
     changes_settings: ClassVar[bool] = False
     """True if a step changes settings of the parameter groups, such as a step count. A
     replay then begins with the settings from before the step."""
-
-    elementwise: ClassVar[bool] = False
-    """True if the step of a weight depends only on the gradient, the state and the value
-    of this weight. Proof (b) then checks several small parameters as one vector."""
 
     overwrites_gradient: ClassVar[bool] = False
     """True if the optimizer writes into the gradients in its step."""

@@ -12,8 +12,7 @@ and σ(m) is compared with the first equation.
 
 The check runs at every step of a user's training, so it must be fast. Signatures read
 each gradient and weight once. To recompute the weights instead, the check would read and
-write them several times. Small parameters with the same kind of step are checked
-together, because for them the calls of torch would take longer than the arithmetic.
+write them several times.
 
 An error changes the signature by about its own norm. An error below 64 eps times the norm
 of the tensor cannot be distinguished from rounding. An error in a single one of very many
@@ -25,13 +24,10 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from math import isfinite, sqrt
 from typing import TypeAlias
 
-import numpy as np
 import torch
-from jaxtyping import Float
-from numpy.typing import NDArray
 from torch import Tensor
 
 from ntkexp.foreign_loop.rule import StepInput, p_of
@@ -41,7 +37,7 @@ from ntkexp.foreign_loop.signatures import (
     Numbers,
     Signatures,
     in_doubles,
-    sizes,
+    size,
 )
 from ntkexp.mistake import Mistake
 from ntkexp.optimizer.base import LinearStep
@@ -50,63 +46,32 @@ from ntkexp.optimizer.base import LinearStep
 STEP_EPS = 64
 LONG_SUM_DIVISOR = 4  # the rounding error of a long sum is √length/4 eps
 
-Norms: TypeAlias = NDArray[np.float64]
-"""One number for each parameter of a claim."""
 
 PendingProof: TypeAlias = Generator[dict[str, Tensor], dict[str, Numbers], float]
-"""A generator that checks one claim. It yields signatures on the device, by name,
-receives them in host memory, and finally returns the relative error."""
+"""A generator that checks one parameter in one step. It yields signatures on the
+device, by name, receives them in host memory, and finally returns the relative
+error."""
 
 
 @dataclass(frozen=True)
 class StepClaim:
-    """The linear step of one parameter by the rule, or of several parameters as one
-    vector. The proof compares this step with the optimizer's step."""
+    """The linear step of one parameter by the rule. The proof compares this step with
+    the optimizer's step."""
 
-    index: int  # index of the step
-    names: Sequence[str]
+    where: str  # parameter and step, for the error message
+    name: str
     step: LinearStep
     step_input: StepInput
     momentum: Tensor | None  # m that the optimizer stores after the step
 
-    @cached_property
-    def rounding(self) -> Norms:
-        """The bound on the rounding error of each parameter's signature after the step.
+    @property
+    def rounding(self) -> float:
+        """The bound on the rounding error of the parameter's signature after the step.
         The bound is relative to the sum of the norms of all terms of the update."""
-        weights = self.step_input.weights
-        lengths = [min(each.numel() / SIGNATURE_PARTS, MAX_SUMMED) for each in weights]
-        eps: float = torch.finfo(weights[0].dtype).eps
-        return (STEP_EPS + np.sqrt(lengths) / LONG_SUM_DIVISOR) * eps
-
-    def parts(self, joined: Tensor) -> Sequence[Tensor]:
-        """Return the part of each parameter in a tensor of all parameters."""
-        if len(self.names) == 1:
-            return [joined]
-        counts = [weight.numel() for weight in self.step_input.weights]
-        return torch.split(joined, counts)
-
-    def refuse(self, missed: Norms, bound: Norms) -> None:
-        """Raise if a difference is larger than its bound, or NaN."""
-        for name, gap, is_rounding in zip(
-            self.names, missed, missed <= bound, strict=True
-        ):
-            if not is_rounding:
-                raise Mistake(
-                    f"step {self.index}: '{name}' does not follow its optimizer's rule "
-                    f"(relative difference at least {gap:.2g}); did something change its "
-                    "gradient, the optimizer's state or the weight during the step? If "
-                    "the loop resets or loads this state, end follow before, and begin "
-                    "again with a new optimizer"
-                )
-
-    def refuse_divergence(self, after: Norms) -> None:
-        """Raise if the norm of a weight after the step is infinite or NaN."""
-        for name, is_finite in zip(self.names, np.isfinite(after), strict=True):
-            if not is_finite:
-                raise Mistake(
-                    f"step {self.index}: '{name}' is no longer finite, because training "
-                    "has diverged; follow only the steps before, or take smaller steps"
-                )
+        weight = self.step_input.weight
+        length = min(weight.numel() / SIGNATURE_PARTS, MAX_SUMMED)
+        eps: float = torch.finfo(weight.dtype).eps
+        return (STEP_EPS + sqrt(length) / LONG_SUM_DIVISOR) * eps
 
 
 @dataclass
@@ -116,11 +81,9 @@ class RuleProof:
 
     signatures: Signatures = field(default_factory=Signatures)
     # signature σ(θ) of the weight
-    weights: dict[str, Float[NDArray[np.float64], " part"]] = field(
-        default_factory=dict
-    )
+    weights: dict[str, Numbers] = field(default_factory=dict)
     # signature σ(m) of the momentum
-    memory: dict[str, Float[NDArray[np.float64], " part"]] = field(default_factory=dict)
+    memory: dict[str, Numbers] = field(default_factory=dict)
     # sum of the norms of the terms of m
     made: dict[str, float] = field(default_factory=dict)
     # number of steps of each parameter
@@ -128,21 +91,20 @@ class RuleProof:
 
     def begin(self, name: str, weight: Tensor) -> None:
         """Store the signature of a parameter before its first step."""
-        (self.weights[name],) = self.read_now(weight)
+        (self.weights[name],) = in_doubles([self.read(weight)])
 
     def remember(self, name: str, momentum: Tensor) -> None:
         """Store the momentum that a parameter has before the first followed step."""
-        signature = self.read_now(momentum)
-        (self.memory[name],) = signature
-        self.made[name] = float(sizes(signature)[0])
+        (self.memory[name],) = in_doubles([self.read(momentum)])
+        self.made[name] = size(self.memory[name])
 
-    def read_now(self, tensor: Tensor) -> Numbers:
-        """Return the signature of one tensor, in host memory."""
-        (signature,) = in_doubles([self.signatures.rows([tensor])])
-        return signature
+    def read(self, tensor: Tensor) -> Tensor:
+        """Return the signature of a tensor, on its device."""
+        return self.signatures.signature(tensor)
 
     def settle(self, waiting: Sequence[PendingProof]) -> list[float]:
-        """Finish the pending checks of several claims, and return the error of each.
+        """Finish the pending checks of several parameters,
+        and return the error of each.
 
         Each round copies all signatures that the checks need to the host,
         with one transfer."""
@@ -165,91 +127,81 @@ class RuleProof:
         return errors
 
     def check(
-        self,
-        claim: StepClaim,
-        gradient: Float[Tensor, "parameter part"],
-        after: Float[Tensor, "parameter part"],
-        buffer: Tensor,
+        self, claim: StepClaim, signatures: tuple[Tensor, Tensor], buffer: Tensor
     ) -> PendingProof:
-        """Return the check of a claim. `settle` finishes it.
+        """Return the check of one parameter in a step. `settle` finishes it.
 
-        The check raises if the rule does not explain the step. It returns the largest
-        relative distance of a weight from its value by the rule.
+        The check raises if the rule does not explain the step. It returns the relative
+        distance of the weight from its value by the rule.
 
         Args:
             claim: linear step by the rule.
-            gradient: signatures of the gradient.
-            after: signatures of the weights after the step.
-            buffer: buffer of the shape of the tensors in the claim.
+            signatures: signatures of the gradient, and of the weight after the step.
+            buffer: buffer of the parameter's shape.
                 It is free again when this function returns.
         """
         step = claim.step
         step_input = claim.step_input
         momentum = claim.momentum
+        gradient, after = signatures
         asked = {"gradient": gradient, "after": after}
         scale = 1.0
         if isinstance(step.momentum_gain, Tensor):
-            gained = step.momentum_gain * p_of(step, step_input)
-            asked["α ⊙ p"] = self.read(claim, gained)
+            asked["α ⊙ p"] = self.read(step.momentum_gain * p_of(step, step_input))
         if isinstance(step.l2, Tensor):
-            asked["λθ"] = self.read(claim, step.l2 * step_input.weight)
+            asked["λθ"] = self.read(step.l2 * step_input.weight)
         if step.residual is not None:
-            asked["residual"] = self.read(claim, step.residual)
+            asked["residual"] = self.read(step.residual)
         if step.moves_momentum_by_number and isinstance(step.gradient_scale, Tensor):
-            moved = step.gradient_scale * p_of(step, step_input)
-            asked["N ⊙ p"] = self.read(claim, moved)
+            asked["N ⊙ p"] = self.read(step.gradient_scale * p_of(step, step_input))
         elif step.moves_in_numbers is None:
             if momentum is not None:
-                asked["momentum"] = self.read(claim, momentum)
-            scale, direction = direction_of(step, step_input, momentum, buffer)
-            asked["direction"] = self.read(claim, direction)
+                asked["momentum"] = self.read(momentum)
+            scale, asked["direction"] = self.read_direction(
+                step, step_input, momentum, buffer
+            )
         return self.proved(claim, asked, scale)
-
-    def read(self, claim: StepClaim, joined: Tensor) -> Float[Tensor, "parameter part"]:
-        """Return the signature of each parameter's part of a tensor, on its device."""
-        return self.signatures.rows(claim.parts(joined))
 
     def proved(
         self, claim: StepClaim, asked: dict[str, Tensor], scale: float
     ) -> PendingProof:
-        """Check a claim. First yield the signatures that must be copied to the host,
-        then compare the optimizer's step with its rule. `scale` is the factor of the
-        signature "direction" (see `direction_of`)."""
-        step = claim.step
+        """Check one parameter. First yield the signatures that must be copied to the
+        host, then compare the optimizer's step with its rule. `scale` is the factor of
+        the signature "direction" (see `read_direction`)."""
+        step, name = claim.step, claim.name
         read = yield asked
-        after = read["after"]
-        before = np.stack([self.weights[name] for name in claim.names])
-        sizes_after = sizes(after)
-        claim.refuse_divergence(sizes_after)
+        after, before = read["after"], self.weights[name]
+        size_after = size(after)
+        if not isfinite(size_after):
+            raise Mistake(
+                f"{claim.where} is no longer finite, because training has diverged; "
+                "follow only the steps before, or take smaller steps"
+            )
         rounding = claim.rounding
 
         # σ(p), σ(α ⊙ p), and σ(m) by the rule. `made` is the sum of the norms of the
         # terms of m.
         p = read["gradient"] + signature_of_l2(step, read, before)
         gained = read["α ⊙ p"] if "α ⊙ p" in read else step.momentum_gain * p
-        momentum = gained
-        made = sizes(gained)
-        if claim.names[0] in self.memory:
-            known = np.stack([self.memory[name] for name in claim.names])
-            momentum = momentum + step.momentum_decay * known
-            earlier = np.array([self.made[name] for name in claim.names])
-            made = made + step.momentum_decay * earlier
+        known = self.memory.get(name)
+        momentum = gained + (0.0 if known is None else step.momentum_decay * known)
+        made = step.momentum_decay * self.made.get(name, 0.0) + size(gained)
 
         # `left` = (1 − d)σ(θ₋) − σ(θ) − σ(r) − Nσ(p), the part of the step that
         # momentum must explain. `terms` is the sum of the norms of these terms.
         left = (1 - float(step.decoupled_decay)) * before - after
-        terms = sizes(before) + sizes_after
+        terms = size(before) + size_after
         if "residual" in read:
             left = left - read["residual"]
-            terms = terms + sizes(read["residual"])
+            terms = terms + size(read["residual"])
         moves = step.moves_in_numbers
         if "N ⊙ p" in read:
             left = left - read["N ⊙ p"]
-            terms = terms + sizes(read["N ⊙ p"])
+            terms = terms + size(read["N ⊙ p"])
             moves = (float(step.momentum_scale), 0.0)
         elif moves is not None and moves[1]:
             left = left - moves[1] * p
-            terms = terms + abs(moves[1]) * sizes(p)
+            terms = terms + abs(moves[1]) * size(p)
 
         # Compare σ(m) of the optimizer's m with σ(m) by the rule. Both have accumulated
         # rounding errors. If S is a scalar, first try whether the rule's m explains the
@@ -257,12 +209,14 @@ class RuleProof:
         explained = (
             moves is not None
             and step.residual is None
-            and bool((sizes(left - moves[0] * momentum) <= rounding * terms).all())
+            and size(left - moves[0] * momentum) <= rounding * terms
         )
         if claim.momentum is not None and not explained:
             if "momentum" not in read:
-                read |= yield {"momentum": self.read(claim, claim.momentum)}
-            claim.refuse(sizes(read["momentum"] - momentum), rounding * made)
+                read |= yield {"momentum": self.read(claim.momentum)}
+            missed = size(read["momentum"] - momentum)
+            if not missed <= rounding * made:
+                raise Mistake(astray(claim.where, missed))
             momentum = read["momentum"]
 
         # `left` must be σ(S ⊙ m). If N ⊙ p was not subtracted above, it must be
@@ -272,38 +226,48 @@ class RuleProof:
             terms = terms + abs(moves[0]) * made
         else:
             moved = scale * read["direction"]
-        missed = sizes(left - moved)
-        claim.refuse(missed, rounding * (terms + sizes(moved)))
-        self.weights |= zip(claim.names, after, strict=True)
+        missed = size(left - moved)
+        if not missed <= rounding * (terms + size(moved)):
+            raise Mistake(astray(claim.where, missed))
+        self.weights[name] = after
         if claim.momentum is not None:
-            self.memory |= zip(claim.names, momentum, strict=True)
-            self.made |= zip(claim.names, made.tolist(), strict=True)
-        return float(np.max(missed / np.where(missed, terms, 1.0)))
+            self.memory[name] = momentum
+            self.made[name] = made
+        return missed / terms if missed else 0.0
 
+    def read_direction(
+        self,
+        step: LinearStep,
+        step_input: StepInput,
+        momentum: Tensor | None,
+        buffer: Tensor,
+    ) -> tuple[float, Tensor]:
+        """Return a scalar and a signature on the device. Their product is the signature
+        of the update without decay, σ(M(S ⊙ m + N ⊙ p)).
 
-def direction_of(
-    step: LinearStep, step_input: StepInput, momentum: Tensor | None, buffer: Tensor
-) -> tuple[float, Tensor]:
-    """Return a scalar and a tensor. Their product is the update without decay,
-    M(S ⊙ m + N ⊙ p). The tensor may be `buffer`.
-
-    M is the identity unless the step has `mixing`. Without momentum, m = α ⊙ p.
-    """
-    m = step.momentum_gain * p_of(step, step_input) if momentum is None else momentum
-    if (
-        step.denominator is not None
-        and not isinstance(step.momentum_scale, Tensor)
-        and step.moves_by_momentum
-    ):
-        return step.momentum_scale, torch.div(m, step.denominator, out=buffer)
-    direction = step.momentum_scale * m
-    if not step.moves_by_momentum:
-        direction = direction + step.gradient_scale * p_of(step, step_input)
-    if step.denominator is not None:
-        direction = direction.div_(step.denominator)
-    if step.mixing is not None:
-        direction = step.mixing.of(direction)
-    return 1.0, direction
+        M is the identity unless the step has `mixing`. Without momentum, m = α ⊙ p.
+        """
+        m = (
+            step.momentum_gain * p_of(step, step_input)
+            if momentum is None
+            else momentum
+        )
+        if (
+            step.denominator is not None
+            and not isinstance(step.momentum_scale, Tensor)
+            and step.moves_by_momentum
+        ):
+            return step.momentum_scale, self.read(
+                torch.div(m, step.denominator, out=buffer)
+            )
+        direction = step.momentum_scale * m
+        if not step.moves_by_momentum:
+            direction = direction + step.gradient_scale * p_of(step, step_input)
+        if step.denominator is not None:
+            direction = direction.div_(step.denominator)
+        if step.mixing is not None:
+            direction = step.mixing.of(direction)
+        return 1.0, self.read(direction)
 
 
 def signature_of_l2(
@@ -311,3 +275,13 @@ def signature_of_l2(
 ) -> Numbers:
     """Return the signature of the L2 decay λθ."""
     return read["λθ"] if isinstance(step.l2, Tensor) else step.l2 * before
+
+
+def astray(where: str, missed: float) -> str:
+    """Return the error message for a step that differs from the optimizer's rule."""
+    return (
+        f"{where} does not follow its optimizer's rule (relative difference at least "
+        f"{missed:.2g}); did something change its gradient, the optimizer's state or the "
+        "weight during the step? If the loop resets or loads this state, end follow "
+        "before, and begin again with a new optimizer"
+    )

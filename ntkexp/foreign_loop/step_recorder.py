@@ -12,8 +12,7 @@ The proof of the first step runs directly after it (`first_step`).
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import nan
 from numbers import Real
@@ -24,12 +23,12 @@ from torch import Tensor, nn
 
 from ntkexp.allocator import release_memory
 from ntkexp.foreign_loop.first_step import FirstStepProof
-from ntkexp.foreign_loop.host_reads import MAX_JOINED_NUMBERS, norm_of
+from ntkexp.foreign_loop.host_reads import norm_of
 from ntkexp.foreign_loop.pending_calls import PendingCalls
-from ntkexp.foreign_loop.rule import AbstractOptimizerRule, JoinedState, StepInput
+from ntkexp.foreign_loop.rule import AbstractOptimizerRule, StepInput
 from ntkexp.foreign_loop.rule_proof import PendingProof, RuleProof, StepClaim
 from ntkexp.foreign_loop.running_loop import RunningLoop
-from ntkexp.foreign_loop.signatures import Rows, Signed, shortened
+from ntkexp.foreign_loop.signatures import Signed
 from ntkexp.foreign_loop.step import FollowedStep
 from ntkexp.foreign_loop.step_log import StepLog
 from ntkexp.foreign_loop.store.checkpoints import copied_state
@@ -37,10 +36,6 @@ from ntkexp.foreign_loop.store.shards import current_processes
 from ntkexp.mistake import Mistake
 from ntkexp.optimizer.base import IDLE, LinearStep
 from ntkexp.shapes import Weights
-
-# Proof (b) concatenates small parameters to vectors of about this length (4 MB in
-# float32), so that the copies need little memory.
-MAX_VECTOR = 2**20
 
 
 @dataclass
@@ -209,11 +204,11 @@ class StepRecorder:
             else:
                 gradient[name] = self.gradients_before.pop(name, weight.grad.detach())
         self.loop.latest.copy_in(moved)
-        rows = self.proof.signatures.on_host([gradient, moved])
-        signed = Signed(*(shortened(each, moved) for each in rows))
+        sign = self.proof.signatures.on_device
+        signed = Signed.of(sign(gradient), sign(moved))
 
         # the linear step of each parameter, and proof (b)
-        followed = self.followed_step(optimizer, gradient, before, rows)
+        followed = self.followed_step(optimizer, gradient, before, signed)
 
         # store the step, and run proof (a) of the first step
         which = self.loop.optimizers.index(optimizer)
@@ -235,14 +230,15 @@ class StepRecorder:
         optimizer: torch.optim.Optimizer,
         gradient: Weights,
         before: Weights,
-        rows: Sequence[Rows],
+        signed: Signed,
     ) -> FollowedStep:
         """Return the step of an optimizer: its calls, and the linear step of each
         parameter by the optimizer's rule. Run proof (b).
 
         `gradient` is the gradient that the optimizer used, `before` are the weights
-        before the step, and `rows` are the signatures of the gradient and of the
+        before the step, and `signed` are the signatures of the gradient and of the
         weights after the step."""
+        index = self.loop.store.count
         rule = self.loop.rules[id(optimizer)]
         linear: dict[str, LinearStep] = {}
         settings: dict[str, Mapping[str, Any]] = {}
@@ -252,32 +248,45 @@ class StepRecorder:
         admitted = self.admitted
         self.admitted = {}
         for group, members in self.loop.parameters.groups(optimizer):
-            settings |= dict.fromkeys(members, settings_of(group))
-            linear |= dict.fromkeys(members, IDLE)
+            group_settings = settings_of(group)
             for name, weight in members.items():
+                where = f"step {index}: '{name}'"
+                state = optimizer.state.get(weight, {})
+                scratch = self.scratch_like(weight)
+                if len(self.loop.optimizers) > 1 and weight.grad is not None:
+                    momentum = (
+                        rule.momentum_at(group, state, weight.detach())
+                        if state
+                        else None
+                    )
+                    remembers = momentum is not None
+                    self.change_mover(optimizer, name, index, remembers=remembers)
+                times = self.proof.moved.get(name, 0)
+                states_before = self.states_before.get(name, {})
+                step_input = StepInput(
+                    gradient[name], before[name], times, states_before, norm
+                )
+
+                step = IDLE
+                if weight.grad is not None:
+                    self.proof.moved[name] = times + 1
+                    step = read_step(rule, group, state, step_input, scratch, where)
+                    if name not in self.proof.memory:
+                        step = step.changed(momentum_decay=0.0)
                 if weight.grad is None or not weight.requires_grad:
                     without_grad.add(name)
-                if len(self.loop.optimizers) > 1 and weight.grad is not None:
-                    self.change_mover(optimizer, group, name, weight)
-            for alike in self.alike(optimizer, rule, members):
-                step_input = StepInput(
-                    [gradient[name] for name in alike],
-                    [before[name] for name in alike],
-                    self.proof.moved.get(alike[0], 0),
-                    self.states_before.get(alike[0], {}),
-                    norm,
-                )
-                scratch = self.scratch_like(step_input.weights)
-                chosen = {name: members[name] for name in alike}
-                claim = self.claim(optimizer, rule, group, chosen, step_input, scratch)
-                linear |= dict.fromkeys(alike, claim.step)
-                of_gradient, after = (
-                    torch.stack([signed[name] for name in alike]) for signed in rows
-                )
-                proofs.append(self.proof.check(claim, of_gradient, after, scratch))
+                linear[name] = step
+                settings[name] = group_settings
+
+                signatures = (signed.gradient[name], signed.after[name])
+                momentum = None
+                if state:
+                    momentum = rule.momentum_at(group, state, weight.detach())
+                claim = StepClaim(where, name, step, step_input, momentum)
+                proofs.append(self.proof.check(claim, signatures, scratch))
         rule_error = max(self.proof.settle(proofs), default=0.0)
         return FollowedStep(
-            index=self.loop.store.count,
+            index=index,
             calls=self.pending.consume(self.loop.parameters.of(optimizer).values()),
             start=before,
             gradient=gradient,
@@ -295,72 +304,14 @@ class StepRecorder:
             admitted=admitted,
         )
 
-    def alike(
-        self,
-        optimizer: torch.optim.Optimizer,
-        rule: AbstractOptimizerRule,
-        members: Mapping[str, nn.Parameter],
-    ) -> Iterable[list[str]]:
-        """Divide the parameters of a group. Small parameters that take the same kind of
-        step are together, so that the rule and proof (b) see them as one vector of at
-        most about `MAX_VECTOR` numbers. Each other parameter is alone."""
-        kinds: dict[object, list[str]] = {}
-        numbers = Counter[object]()  # number of weights of each kind so far
-        for name, weight in members.items():
-            kind: object = name
-            is_small = weight.dim() > 0 and weight.numel() <= MAX_JOINED_NUMBERS
-            if rule.elementwise and weight.grad is not None and is_small:
-                state = entries_of(optimizer.state.get(weight, {}), weight)
-                earlier = self.proof.moved.get(name, 0)
-                is_remembered = name in self.proof.memory
-                alike = (weight.dtype, weight.device, earlier, is_remembered, state)
-                kind = (alike, numbers[alike] // MAX_VECTOR)
-                numbers[alike] += weight.numel()
-            kinds.setdefault(kind, []).append(name)
-        return kinds.values()
-
-    def claim(
-        self,
-        optimizer: torch.optim.Optimizer,
-        rule: AbstractOptimizerRule,
-        group: Mapping[str, Any],
-        members: Mapping[str, nn.Parameter],
-        step_input: StepInput,
-        scratch: Tensor,
-    ) -> StepClaim:
-        """Return the linear step of some parameters by the rule."""
-        index = self.loop.store.count
-        names = list(members)
-        weights = list(members.values())
-        states = [optimizer.state.get(weight, {}) for weight in weights]
-        state = states[0] if len(states) == 1 else JoinedState(states)
-        step = IDLE
-        if weights[0].grad is not None:
-            for name in names:
-                self.proof.moved[name] = self.proof.moved.get(name, 0) + 1
-            where = f"step {index}: '{names[0]}'"
-            step = read_step(rule, group, state, step_input, scratch, where)
-            if names[0] not in self.proof.memory:
-                step = step.changed(momentum_decay=0.0)
-        momentum = None
-        if state and len(names) == 1:
-            momentum = rule.momentum_at(group, state, weights[0].detach())
-        elif state:
-            momentum = rule.momentum(group, state)
-        return StepClaim(index, names, step, step_input, momentum)
-
     def change_mover(
-        self,
-        optimizer: torch.optim.Optimizer,
-        group: Mapping[str, Any],
-        name: str,
-        weight: nn.Parameter,
+        self, optimizer: torch.optim.Optimizer, name: str, step: int, *, remembers: bool
     ) -> None:
         """If another optimizer moved this parameter before, forget the momentum of that
         optimizer.
 
-        Raise if `optimizer` moved the parameter even earlier and has a momentum for it:
-        this momentum is from before the steps of the other optimizer."""
+        Raise if `optimizer` moved the parameter even earlier and has a momentum for it
+        (`remembers`): this momentum is from before the steps of the other optimizer."""
         key = (id(optimizer), name)
         times = self.times_moved.get(key, 0)
         self.times_moved[key] = times + 1
@@ -368,18 +319,12 @@ class StepRecorder:
         self.movers[name] = id(optimizer)
         if last is None or last == id(optimizer):
             return
-        rule = self.loop.rules[id(optimizer)]
-        state = optimizer.state.get(weight, {})
-        if (
-            times
-            and state
-            and rule.momentum_at(group, state, weight.detach()) is not None
-        ):
+        if times and remembers:
             raise Mistake(
-                f"step {self.loop.store.count}: another optimizer has updated '{name}' "
-                f"since the last step of {type(optimizer).__name__}, whose momentum is "
-                "from before; let one stage end before the next begins, or give each "
-                "optimizer other parameters"
+                f"step {step}: another optimizer has updated '{name}' since the last "
+                f"step of {type(optimizer).__name__}, whose momentum is from before; "
+                "let one stage end before the next begins, or give each optimizer "
+                "other parameters"
             )
         self.proof.memory.pop(name, None)
         self.proof.made.pop(name, None)
@@ -409,40 +354,14 @@ class StepRecorder:
         if self.loop.store.takes_next:
             self.catch_up()
 
-    def scratch_like(self, weights: Sequence[Tensor]) -> Tensor:
-        """Return a reused buffer for these weights as one vector, or of the shape of the
-        only weight. Allocating new memory would take longer than the arithmetic."""
-        first = weights[0]
-        count = sum(weight.numel() for weight in weights)
-        key = (first.dtype, first.device)
-        if key not in self.scratch or len(self.scratch[key]) < count:
-            self.scratch[key] = torch.empty(
-                count, dtype=first.dtype, device=first.device
-            )
-        buffer = self.scratch[key][:count]
-        return buffer.view(first.shape) if len(weights) == 1 else buffer
-
-
-def entries_of(state: Mapping[str, Any], weight: Tensor) -> tuple[object, ...]:
-    """Return a key of the optimizer state of a parameter. Parameters with equal keys can
-    be checked as one vector: the other entries of their states are equal.
-
-    >>> weight = torch.ones(2)
-    >>> entries_of({"step": torch.tensor(1.0), "m": torch.ones(2)}, weight)
-    ('step', 1.0, 'm', torch.float32)
-    """
-    entries: list[object] = []
-    for key, value in state.items():
-        entries.append(key)
-        if not isinstance(value, Tensor):
-            is_plain = value is None or isinstance(value, bool | int | float | str)
-            entries.append(value if is_plain else id(value))
-        elif not value.dim():
-            entries.append(float(value))
-        else:
-            is_like = value.shape == weight.shape and value.device == weight.device
-            entries.append(value.dtype if is_like else id(value))
-    return tuple(entries)
+    def scratch_like(self, weight: Tensor) -> Tensor:
+        """Return a reused buffer of the weight's shape. Allocating new memory would
+        take longer than the arithmetic."""
+        key = (weight.dtype, weight.device)
+        if key not in self.scratch or self.scratch[key].numel() < weight.numel():
+            contiguous = torch.empty_like(weight, memory_format=torch.contiguous_format)
+            self.scratch[key] = contiguous.flatten().detach()
+        return self.scratch[key][: weight.numel()].view(weight.shape)
 
 
 def has_moved(state: Mapping[str, Any]) -> bool:

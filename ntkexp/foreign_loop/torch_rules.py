@@ -72,7 +72,6 @@ class SGDRule(AbstractTorchRule):
     """
 
     kinds = (torch.optim.SGD,)
-    elementwise = True
     has_effects = True
     momentum_key = "momentum_buffer"
 
@@ -107,7 +106,6 @@ class AdamRule(AbstractTorchRule):
     Adam's weight decay is λ. AdamW has λ = 0, and d is η times its weight decay."""
 
     kinds = (torch.optim.Adam, torch.optim.AdamW)
-    elementwise = True
     has_effects = True
     # the entry is missing for a parameter that never had a gradient
     momentum_key = "exp_avg"
@@ -150,7 +148,6 @@ class RMSpropRule(AbstractTorchRule):
     """
 
     kinds = (torch.optim.RMSprop,)
-    elementwise = True
     momentum_key = "momentum_buffer"
 
     def downwards(
@@ -179,7 +176,6 @@ class AdagradRule(AbstractTorchRule):
     with v the sum of squared gradients, and δ = `lr_decay`."""
 
     kinds = (torch.optim.Adagrad,)
-    elementwise = True
 
     def downwards(
         self,
@@ -225,7 +221,6 @@ class AdamaxRule(AbstractTorchRule):
     """Adamax: S = η/(1 − β₁ᵗ) / u,  β = β₁,  α = 1 − β₁, with u the decayed maximum of |p|."""
 
     kinds = (torch.optim.Adamax,)
-    elementwise = True
     momentum_key = "exp_avg"
 
     def downwards(
@@ -255,7 +250,6 @@ class NAdamRule(AbstractTorchRule):
     """
 
     kinds = (torch.optim.NAdam,)
-    elementwise = True
     momentum_key = "exp_avg"
 
     def downwards(
@@ -294,7 +288,6 @@ class RAdamRule(AbstractTorchRule):
     """
 
     kinds = (torch.optim.RAdam,)
-    elementwise = True
     momentum_key = "exp_avg"
 
     def downwards(

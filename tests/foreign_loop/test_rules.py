@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields
 from math import sqrt
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -14,17 +13,13 @@ from torch import Tensor, nn, optim
 from torch.optim.swa_utils import SWALR, AveragedModel, update_bn
 
 from ntkexp.cli.main import run as command
-from ntkexp.foreign_loop import step_recorder
 from ntkexp.foreign_loop.example_names import digests
 from ntkexp.foreign_loop.follow import follow
-from ntkexp.foreign_loop.rule import JoinedState, StepInput, concatenated
 from ntkexp.foreign_loop.rule_proof import LONG_SUM_DIVISOR
 from ntkexp.foreign_loop.signatures import MAX_SUMMED, SIGNATURE_PARTS, Signatures
-from ntkexp.foreign_loop.torch_rules import TORCH_RULES
 from ntkexp.foreign_loop.trace import Trace
 from ntkexp.mistake import Mistake
 from ntkexp.model.foreign import load_module
-from ntkexp.optimizer.base import LinearStep
 from tests.foreign_loop import loops, other_optimizers
 from tests.foreign_loop.loops import OPTIMIZERS, Loop, Maker, closes, fitted, followed, loop, of, outputs_of, plain
 
@@ -71,55 +66,6 @@ def test_a_changed_memory_is_refused(maker: Maker) -> None:
 
     with pytest.raises(Mistake, match=r"step 4: '2\.weight' does not follow|lead to other weights"):
         followed(loop(maker), changing).attribute()
-
-
-ELEMENTWISE = {rule.kinds[0].__name__: rule for rule in TORCH_RULES if rule.elementwise}
-
-
-@pytest.mark.parametrize("kind", ELEMENTWISE)
-@pytest.mark.parametrize("settings", [{}, {"momentum": 0.9}, {"maximize": True, "weight_decay": 0.1}], ids=str)
-def test_an_elementwise_rule_sees_several_parameters_as_one(kind: str, settings: dict[str, Any]) -> None:
-    """The linear step of their concatenation is the concatenation of their linear steps, bit by bit."""
-    rule, make = ELEMENTWISE[kind], getattr(optim, kind)
-    if "momentum" in settings and kind not in ("SGD", "RMSprop"):
-        settings = {"weight_decay": 0.1}
-    weights = [nn.Parameter(torch.randn(shape, dtype=torch.float64)) for shape in ((3, 2), (4,), (1,))]
-    optimizer = make(weights, lr=0.1, **settings)
-    for _ in range(7):  # RAdam divides from its sixth step on
-        for weight in weights:
-            weight.grad = torch.randn_like(weight)
-        before = [weight.detach().clone() for weight in weights]
-        optimizer.step()
-    gradients, (group,) = [weight.grad for weight in weights if weight.grad is not None], optimizer.param_groups
-    states = [optimizer.state[weight] for weight in weights]
-
-    def step_of(chosen: slice) -> tuple[LinearStep, Tensor | None]:
-        state = JoinedState(states[chosen])
-        step = rule.step(group, state, StepInput(gradients[chosen], before[chosen], 6))
-        return step, rule.momentum(group, state)
-
-    together, momentum = step_of(slice(None))
-    alone = [step_of(slice(k, k + 1)) for k in range(len(weights))]
-    for field in fields(LinearStep):
-        value, values = getattr(together, field.name), [getattr(step, field.name) for step, _ in alone]
-        if isinstance(value, Tensor):
-            torch.testing.assert_close(value, concatenated(values), rtol=0, atol=0)
-        else:
-            assert values == [value] * len(weights)
-    memories = [memory for _, memory in alone if memory is not None]
-    assert (momentum is None) == (not memories)
-    if momentum is not None:
-        torch.testing.assert_close(momentum, concatenated(memories), rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("maker", [loops.momentum, loops.adamw])
-def test_long_vectors_of_parameters_are_divided(maker: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Contributions have the same bits, because the proofs do not touch them."""
-    whole = followed(loop(maker), plain).attribute()
-    monkeypatch.setattr(step_recorder, "MAX_VECTOR", 1)
-    divided = followed(loop(maker), plain).attribute()
-    assert (whole["contribution"].values == divided["contribution"].values).all()
-    assert divided["rule_error"].max() < loops.CLOSE
 
 
 @pytest.mark.parametrize("shape", [(3, 6), (6, 3)])

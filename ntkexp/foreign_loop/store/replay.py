@@ -113,8 +113,8 @@ class ReplayedLoop:
         norm = norm_of(gradient.values()) if rule.reads_norm else nan
         for name in linear.keys() - event["idle"]:
             step_input = StepInput(
-                [gradient[name]],
-                [start[name]],
+                gradient[name],
+                start[name],
                 int(name in momentum_before),
                 states_before.get(name, {}),
                 norm,
