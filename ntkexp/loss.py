@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ntkexp.component import Component
 from ntkexp.mistake import Mistake
-from ntkexp.stream import stream
+from ntkexp.stream import normal, stream
 
 # The training objective is L = Σᵢ wᵢ ℓ(f(xᵢ), yᵢ). The weights wᵢ are 1/M for a mean
 # over M examples, and 1 for a sum. The experiment applies these weights; the methods
@@ -261,12 +261,8 @@ def random_outputs(targets: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     random direction."""
     generator = stream("loss")
     for distance in (0.1, 1.0, 3.0):
-        offset = torch.randn(
-            targets.shape, generator=generator, dtype=torch.float64
-        ).to(targets)
-        direction = torch.randn(
-            targets.shape, generator=generator, dtype=torch.float64
-        ).to(targets)
+        offset = normal(generator, *targets.shape).to(targets)
+        direction = normal(generator, *targets.shape).to(targets)
         yield targets + distance * offset, direction
 
 

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from ntkexp.kernel import Tape
 from ntkexp.on_disk import blocks, summed
-from ntkexp.stream import stream
+from ntkexp.stream import normal, stream
 
 MAX_LANCZOS_PRODUCTS = 100
 LANCZOS_TOLERANCE = 1e-7
@@ -152,12 +152,8 @@ def largest_kernel_eigenvalue(kernel: Float[Tensor, "train out train out_"]) -> 
     matrix = kernel.flatten(2).flatten(0, 1)
     if len(matrix) <= MAX_DENSE_ENTRIES:
         return float(torch.linalg.eigvalsh((matrix + matrix.mH) / 2)[-1])
-    noise = torch.randn(
-        len(matrix), generator=stream("largest eigenvalue"), dtype=torch.float64
-    )
-    return largest_eigenvalue(
-        matrix.__matmul__, matrix.diagonal().sqrt() * noise.to(matrix)
-    )
+    noise = normal(stream("largest eigenvalue"), len(matrix)).to(matrix)
+    return largest_eigenvalue(matrix.__matmul__, matrix.diagonal().sqrt() * noise)
 
 
 # --- Distances between two kernels

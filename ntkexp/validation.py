@@ -561,22 +561,14 @@ def validate(
     )
     given = as_attribution(scores)
     if isinstance(source, Trace):
-        if again is None or isinstance(again, str):
-            raise Mistake(
-                "validate: a followed loop is run again by a function; give again=, as for effects"
-            )
+        loop = function_again(again)
         if given is not None:
             refuse_other_examples(given, source)
-        if source.folder is None:
-            attribution = source.attribute(quiet=True) if given is None else given
-            case = case_of_trace(source, attribution, again, queries)
-        else:
-            # a finished folder may hold effects, which `attribute` would replace
-            if not source.folder.done:
-                source.attribute(quiet=True)
-            source = source.folder.path
-    if not isinstance(source, Trace):
-        run = source if isinstance(source, Run) else load_run(source)
+    if isinstance(source, Trace) and source.folder is None:
+        attribution = source.attribute(quiet=True) if given is None else given
+        case = case_of_trace(source, attribution, loop, queries)
+    else:
+        run = finished_run(source)
         refuse_again(run, again)
         points = asked_points(run, split, queries)
         case = case_of_run(run, points, again, engine, trust, in_place(quiet))
@@ -592,6 +584,28 @@ def validate(
             "or give your own"
         )
     return validated(case, design, lower_is_better=lower_is_better)
+
+
+def function_again(again: Again | str | None) -> Again:
+    """Return the function that runs a followed loop again. Raise if it is missing."""
+    if again is None or isinstance(again, str):
+        raise Mistake(
+            "validate: a followed loop is run again by a function; give again=, as for effects"
+        )
+    return again
+
+
+def finished_run(source: Run | Trace | Path | str) -> Run:
+    """Return the run of a source. Attribute a followed loop only if its folder has no
+    attribution yet, because `attribute` would replace the effects in the folder."""
+    if isinstance(source, Run):
+        return source
+    if not isinstance(source, Trace):
+        return load_run(source)
+    assert source.folder is not None
+    if not source.folder.done:
+        source.attribute(quiet=True)
+    return load_run(source.folder.path)
 
 
 def as_attribution(scores: object) -> xr.Dataset | None:

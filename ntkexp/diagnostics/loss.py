@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from ntkexp.diagnostics.base import (
@@ -13,7 +12,7 @@ from ntkexp.diagnostics.base import (
 )
 from ntkexp.effects.trajectory import flat_like
 from ntkexp.statistics import largest_eigenvalue
-from ntkexp.stream import stream
+from ntkexp.stream import normal, stream
 
 
 class GradientNorm(AbstractDiagnostic):
@@ -39,9 +38,7 @@ class Sharpness(AbstractDiagnostic):
         def times_hessian(vector: Tensor) -> Tensor:
             return flat.vector(state.hessian_product(flat.weights(vector)))
 
-        noise = torch.randn(
-            flat.size, generator=stream("sharpness", 0), dtype=torch.float64
-        )
+        noise = normal(stream("sharpness", 0), flat.size)
         with refuse_missing_derivatives("sharpness"):
             sharpness = largest_eigenvalue(times_hessian, noise.to(like))
         stability = None if state.step_size is None else state.step_size * sharpness / 2

@@ -41,7 +41,7 @@ from ntkexp.effects.trajectory import FlatWeights, TakenBatch
 from ntkexp.kernel import plain_kernels
 from ntkexp.kernel.features.cancellation import credit
 from ntkexp.optimizer.base import GUARD
-from ntkexp.stream import stream
+from ntkexp.stream import normal, stream
 
 Mapped = TypeVar("Mapped", Tensor, tuple[Tensor, Tensor])
 
@@ -204,9 +204,7 @@ def credit_of_rows(
     generator = stream("terms", len(shares))
     for _ in range(DRAWS):
         # Σᵢ ξᵢκᵢ∇ℓᵢ
-        factors = torch.randn(len(shares), generator=generator, dtype=torch.float64).to(
-            shares
-        )
+        factors = normal(generator, len(shares)).to(shares)
         with plain_kernels():
             drawn: Tensor = grad(partial(summed, batches))(weights, shares * factors)
         squares += drawn.square()

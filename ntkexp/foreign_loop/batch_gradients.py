@@ -50,7 +50,7 @@ from ntkexp.kernel.record.tape import leaves
 from ntkexp.kernel.record.taping import is_out_of_memory
 from ntkexp.mistake import Mistake
 from ntkexp.shapes import Function, Inputs, Weights
-from ntkexp.stream import stream
+from ntkexp.stream import normal, stream
 from ntkexp.text import short
 
 # Largest number of cotangents (vectors that multiply Jᵀ) in one backward pass. A larger
@@ -328,8 +328,7 @@ class TermProducts(Sequence[DirectionalGradients]):
         generator = stream("shares", count)
         directions: Weights = {}
         for name, part in self.whole.items():
-            noise = torch.randn(part.shape, generator=generator, dtype=torch.float64)
-            noise = noise.to(part) * (self.norm / count**0.5)
+            noise = normal(generator, *part.shape).to(part) * (self.norm / count**0.5)
             directions[name] = (part + noise)[None]
         try:
             self.products(directions)
@@ -396,8 +395,7 @@ class SplitGradients(TermGradients):
         Σ rᵢκᵢℓᵢ through the whole batch, where κᵢ = ∂L/∂ℓᵢ. An error in any gᵢ changes
         the first sum."""
         generator = stream("shares", self.examples)
-        shares = torch.randn(self.examples, generator=generator, dtype=torch.float64)
-        shares = shares.to(self.output_gradient)
+        shares = normal(generator, self.examples).to(self.output_gradient)
         whole = self.coupled.gradients(shares * self.output_gradient, keep=True)
         gap = dict(zip(self.coupled.leaves, whole, strict=True))
         square = 0.0

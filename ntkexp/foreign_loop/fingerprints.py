@@ -30,7 +30,7 @@ from ntkexp.kernel.record.tape import map_tensors
 from ntkexp.mistake import Mistake
 from ntkexp.model.functional import as_rows
 from ntkexp.shapes import Function, Inputs, Weights
-from ntkexp.stream import stream
+from ntkexp.stream import normal, stream
 
 # relative rounding error of outputs if torch sums in another order, in units of eps
 OUTPUT_TOLERANCE = 1e3
@@ -83,10 +83,7 @@ def fingerprint_vector(count: int, like: Tensor) -> Float[Tensor, " count"]:
     with the dtype and device of `like`."""
     key = (count, like.dtype, like.device)
     if key not in FINGERPRINT_VECTORS:
-        drawn = torch.randn(
-            count, generator=stream("outputs", count), dtype=torch.float64
-        )
-        FINGERPRINT_VECTORS[key] = drawn.to(like)
+        FINGERPRINT_VECTORS[key] = normal(stream("outputs", count), count).to(like)
     return FINGERPRINT_VECTORS[key]
 
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ntkexp.foreign_loop.host_reads import read_numbers, to_host
-from ntkexp.stream import stream
+from ntkexp.stream import normal, stream
 
 SIGNATURE_PARTS = 16
 # A sum in the tensor's dtype has at most this many terms. Longer sums are split, and
@@ -113,9 +113,7 @@ class Signatures:
         with the dtype and device of `like`."""
         key = (count, like.dtype, like.device)
         if key not in self.numbers:
-            generator = stream("signature", count)
-            drawn = torch.randn(count, generator=generator, dtype=torch.float64)
-            self.numbers[key] = drawn.to(like)
+            self.numbers[key] = normal(stream("signature", count), count).to(like)
         return self.numbers[key]
 
 

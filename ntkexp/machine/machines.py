@@ -28,7 +28,7 @@ from ntkexp.measure import AbstractMeasure, LogProbability
 from ntkexp.mistake import Mistake
 from ntkexp.naming import option_name
 from ntkexp.on_disk import row_blocks, summed
-from ntkexp.stream import stream
+from ntkexp.stream import normal, stream
 from ntkexp.text import percent, short
 
 # --- The path kernel machine of Domingos: f̂(x) = f_0(x) + Σᵢ 𝒮(x, xᵢ) + 𝒟(x). Its
@@ -523,12 +523,7 @@ def random_kernel(matrices: RunMatrices) -> Float[Tensor, "query train"]:
     """Return a random kernel between all points and the training examples,
     drawn with the run's seed."""
     points = len(matrices.inputs)
-    factor = torch.randn(
-        points,
-        points,
-        generator=stream("random kernel", matrices.seed),
-        dtype=torch.float64,
-    )
+    factor = normal(stream("random kernel", matrices.seed), points, points)
     kernel = (factor @ factor[: matrices.train].t()).div_(points)
     kernel.diagonal().add_(1.0)
     return kernel.to(matrices.end)

@@ -22,7 +22,7 @@ from ntkexp.limit.network import Network, network
 from ntkexp.mistake import Mistake
 from ntkexp.model.functional import call_with, copy_module
 from ntkexp.shapes import Shape, Weights
-from ntkexp.stream import stream
+from ntkexp.stream import normal, stream
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,7 @@ class LearningTask:
         if self.vocabulary:
             tokens = torch.arange(examples * prod(self.shape)) % self.vocabulary
             return tokens.view(examples, *self.shape).double()
-        return torch.randn(
-            examples, *self.shape, generator=stream("trial"), dtype=torch.float64
-        )
+        return normal(stream("trial"), examples, *self.shape)
 
     @property
     def description(self) -> str:

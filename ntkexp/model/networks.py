@@ -21,6 +21,7 @@ from ntkexp.layer.spec import Activation, at_width, parse_layers
 from ntkexp.mistake import Mistake
 from ntkexp.model.base import AbstractArchitecture, AbstractLayered, LearningTask
 from ntkexp.shapes import Shape
+from ntkexp.stream import normal
 
 
 class MLP(AbstractLayered):
@@ -176,9 +177,7 @@ class RBFNetwork(AbstractArchitecture):
     ) -> nn.Module:
         task.refuse_tokens(self.option)
         inputs = prod(task.shape)
-        centres = torch.randn(
-            self.width, inputs, generator=generator, dtype=torch.float64
-        )
+        centres = normal(generator, self.width, inputs)
         inverse_widths = torch.ones(self.width, dtype=torch.float64)
         scale = init.W_std / sqrt(inputs)
         if init.param == "standard":

@@ -22,6 +22,7 @@ from ntkexp.init import AbstractInit
 from ntkexp.mistake import Mistake
 from ntkexp.model.base import AbstractArchitecture, LearningTask
 from ntkexp.shapes import Shape
+from ntkexp.stream import normal
 
 
 class Transformer(AbstractArchitecture):
@@ -94,8 +95,8 @@ class Tokens(nn.Module):
         self, task: LearningTask, width: int, generator: torch.Generator
     ) -> None:
         super().__init__()
-        self.table = nn.Parameter(draw_normal((task.vocabulary, width), generator))
-        self.positions = nn.Parameter(draw_normal((*task.shape, width), generator))
+        self.table = nn.Parameter(normal(generator, task.vocabulary, width))
+        self.positions = nn.Parameter(normal(generator, *task.shape, width))
 
     def forward(
         self, x: Float[Tensor, "example token"]
@@ -131,7 +132,7 @@ class Patches(nn.Module):
         self.side = fitting_patch(model.patch, shape)
         count, size = cut_patches(torch.zeros(1, *shape), self.side).shape[1:]
         self.dense = init.dense(model.width).build((size,), generator)
-        self.positions = nn.Parameter(draw_normal((count, model.width), generator))
+        self.positions = nn.Parameter(normal(generator, count, model.width))
 
     def forward(
         self, x: Float[Tensor, "example *shape"]
@@ -245,7 +246,3 @@ def cut_patches(
     example, channel, rows, columns = x.shape
     cut = x.reshape(example, channel, rows // side, side, columns // side, side)
     return cut.permute(0, 2, 4, 1, 3, 5).reshape(example, -1, channel * side * side)
-
-
-def draw_normal(shape: Shape, generator: torch.Generator) -> Tensor:
-    return torch.randn(shape, generator=generator, dtype=torch.float64)

@@ -37,7 +37,7 @@ from ntkexp.report.run import Run
 from ntkexp.run.setting import Setting, prepare
 from ntkexp.shapes import Weights
 from ntkexp.statistics import largest_eigenvalue
-from ntkexp.stream import stream
+from ntkexp.stream import normal, stream
 
 
 class WidthDisagreement(AbstractPathQuantity):
@@ -408,9 +408,7 @@ def sharpness(setting: Setting, weights: Weights) -> float:
         losses = descent.loss.value(outputs, descent.targets)
         return descent.weight(train) * losses.sum()
 
-    start = torch.randn(
-        flat.size, generator=stream("sharpness", 0), dtype=torch.float64
-    )
+    start = normal(stream("sharpness", 0), flat.size)
     return largest_eigenvalue(
         lambda direction: jvp(grad(loss), (vector,), (direction,))[1], start.to(vector)
     )

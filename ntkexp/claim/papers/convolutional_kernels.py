@@ -36,7 +36,7 @@ from ntkexp.mistake import Mistake
 from ntkexp.model.base import AbstractLayered
 from ntkexp.model.networks import CNTK
 from ntkexp.records.sweep import Level
-from ntkexp.stream import stream
+from ntkexp.stream import normal, stream
 from ntkexp.text import listed, percent
 
 
@@ -628,9 +628,7 @@ class KernelOperations(AbstractTrial):
         generator = stream("trial", seed)
         layers = self.model.layers(self.init, self.shape, 1)
         for size in self.sizes:
-            x, others = torch.randn(
-                2, size, *self.shape, generator=generator, dtype=torch.float64
-            )
+            x, others = normal(generator, 2, size, *self.shape)
             others = others[: self.others]
             with OperationCount() as kernel:
                 infinite_kernel(layers, x, others, engine="torch", threads=1)

@@ -35,7 +35,7 @@ from ntkexp.run.loop import SilentListener, run as run_loop
 from ntkexp.run.outcome import Outcome
 from ntkexp.run.setting import Setting, prepare
 from ntkexp.shapes import Weights
-from ntkexp.stream import stream
+from ntkexp.stream import normal, stream
 from ntkexp.text import short
 
 
@@ -464,9 +464,7 @@ def trak(retrained: Retraining) -> Float[Tensor, "point train"]:
     end = retrained.rerun.flat.vector(retrained.outcome.weights)
     dimensions = max(1, retrained.train // EXAMPLES_PER_DIMENSION)
     generator = stream("sketch", rerun.seed)
-    projection = torch.randn(
-        len(end), dimensions, generator=generator, dtype=torch.float64
-    ).to(end)
+    projection = normal(generator, len(end), dimensions).to(end)
     jacobian: Tensor = jacrev(
         lambda vector: rerun.outputs(vector, retrained.setting.problem.inputs)[:, 0]
     )(end)

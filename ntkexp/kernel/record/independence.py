@@ -62,9 +62,21 @@ CHANGING = (
     "for a state that it keeps between calls"
 )
 
-SUM_OPERATIONS = """
-    add sub rsub neg mul div view _unsafe_view expand squeeze unsqueeze
-"""
+SUM_OPERATIONS = frozenset(
+    [
+        "add",
+        "sub",
+        "rsub",
+        "neg",
+        "mul",
+        "div",
+        "view",
+        "_unsafe_view",
+        "expand",
+        "squeeze",
+        "unsqueeze",
+    ]
+)
 """Sums, products and views. The rounding error of their result may be as large as the
 rounding error of an argument."""
 
@@ -332,9 +344,7 @@ class Trial:
         f(θ) − f(θ₀)."""
         reached = {self.tape.output}
         for entry in reversed(self.tape.entries):
-            if entry.name in SUM_OPERATIONS.split() and not reached.isdisjoint(
-                entry.results
-            ):
+            if entry.name in SUM_OPERATIONS and not reached.isdisjoint(entry.results):
                 reached.update(entry.slots)
         terms = [self.tape[slot].detach() for slot in reached]
         return max(

@@ -174,11 +174,29 @@ class DispatchMode(TorchDispatchMode):
         """Do not call torch's method, which would install the guard (see the class)."""
 
 
-WITHOUT_DERIVATIVE = """
-    bernoulli binomial cauchy exponential geometric log_normal multinomial normal
-    normal_functional poisson rand rand_like randint randint_like randn randn_like
-    random randperm uniform
-"""
+WITHOUT_DERIVATIVE = frozenset(
+    [
+        "bernoulli",
+        "binomial",
+        "cauchy",
+        "exponential",
+        "geometric",
+        "log_normal",
+        "multinomial",
+        "normal",
+        "normal_functional",
+        "poisson",
+        "rand",
+        "rand_like",
+        "randint",
+        "randint_like",
+        "randn",
+        "randn_like",
+        "random",
+        "randperm",
+        "uniform",
+    ]
+)
 """Random-sampling operations. Results are not differentiable with respect
 to their arguments."""
 
@@ -319,7 +337,7 @@ class Recorder(DispatchMode):
             ), mask
         if (
             func._schema.name.removeprefix("aten::").removesuffix("_")
-            not in WITHOUT_DERIVATIVE.split()
+            not in WITHOUT_DERIVATIVE
         ):
             raise Mistake(
                 "the module draws random numbers through which gradients pass "

@@ -290,11 +290,21 @@ def drop_expanded_axes(owner: Int[Tensor, "..."]) -> Int[Tensor, "..."]:
 ROW_READS = ("embedding", "gather", "index", "index_select", "take")
 # operations that also return integers, such as pivots. The difference rules do not use
 # these integers.
-UNUSED_INTEGERS = """
-    _linalg_det _linalg_slogdet _linalg_solve_ex linalg_cholesky_ex linalg_inv_ex
-    adaptive_max_pool2d adaptive_max_pool3d max max_pool2d_with_indices
-    max_pool3d_with_indices min
-"""
+UNUSED_INTEGERS = frozenset(
+    [
+        "_linalg_det",
+        "_linalg_slogdet",
+        "_linalg_solve_ex",
+        "linalg_cholesky_ex",
+        "linalg_inv_ex",
+        "adaptive_max_pool2d",
+        "adaptive_max_pool3d",
+        "max",
+        "max_pool2d_with_indices",
+        "max_pool3d_with_indices",
+        "min",
+    ]
+)
 
 
 @dataclass(frozen=True)
@@ -341,5 +351,5 @@ def routing_slots(tape: Tape, entry: Entry, read: set[Slot]) -> Iterator[Slot]:
         yield from (slot for slot in entry.slots if is_integer(tape[slot]))
     # integer results, if another result is a used value
     is_used = any(slot in read and not is_integer(tape[slot]) for slot in entry.results)
-    if is_used and entry.name not in UNUSED_INTEGERS.split():
+    if is_used and entry.name not in UNUSED_INTEGERS:
         yield from (slot for slot in entry.results if is_integer(tape[slot]))

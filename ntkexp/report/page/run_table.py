@@ -6,6 +6,7 @@ text, so that the page can draw the curves of several runs in one picture."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -274,7 +275,7 @@ def unit(values: Curve) -> Curve:
     """
     low = float(values.min())
     extent = float(values.max()) - low
-    if extent <= 0:
+    if not math.isfinite(extent) or extent <= 0:
         return np.full_like(values, 0.5)
     scaled: Curve = (values - low) / extent
     return scaled

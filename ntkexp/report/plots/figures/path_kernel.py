@@ -41,7 +41,7 @@ def read(run: Run) -> tuple[Array, NDArray[np.int64]] | None:
     # the outputs that `path.outputs` selected
     read = np.isfinite(blocks).all(axis=(0, 2, 3))
     kernel = np.einsum("qcmc->qm", blocks[:, read][..., read])
-    if not kernel.size:
+    if not kernel.size or not read.any():
         return None
     target = run.data["train_target"]
     if not len(run.data["classes"]):
