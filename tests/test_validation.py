@@ -174,6 +174,7 @@ def test_a_followed_loop_is_carried_out_without_examples() -> None:
 
 
 @pytest.mark.parametrize("to", ["memory", "disk"])
+@pytest.mark.sample(1)
 def test_effects_of_a_followed_loop_are_validated(to: str, tmp_path: Path) -> None:
     """They are scores of the opposite sign, and a folder that holds them keeps them."""
 

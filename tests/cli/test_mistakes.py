@@ -174,7 +174,7 @@ COMMANDS: list[tuple[str, str]] = [
 ]
 
 
-@pytest.mark.sample(24)
+@pytest.mark.sample(14)
 @pytest.mark.parametrize(("words", "advice"), COMMANDS, ids=[words for words, _ in COMMANDS])
 def test_a_wrong_command_is_one_line(words: str, advice: str, finished: Path, command: Command, root: None) -> None:
     given = [word.format(run=finished, outputs=finished.parents[1]) for word in words.split(" ")]

@@ -53,6 +53,7 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("columns", [80, 120])
 @pytest.mark.parametrize("words", [("report",), ("explain", "outputs/runs/one"), ("runs",)], ids=lambda words: words[0])
+@pytest.mark.sample(2)
 def test_lines_fit_the_terminal_and_words_stay_whole(outputs: Path, words: tuple[str, ...], columns: int) -> None:
     shown = STYLE.sub("", in_terminal(columns, outputs, *words))
     assert max(map(len, shown.splitlines())) <= columns

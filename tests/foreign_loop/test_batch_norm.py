@@ -258,6 +258,7 @@ def small_images() -> nn.Sequential:
     [(of_rows, sgd, 1.0), (of_rows, nesterov, 1e-3), (small_images, sgd, 1e-3), (small_images, nesterov, 1.0)],
     ids=["rows", "rows, Nesterov, clipped", "images, clipped", "images, Nesterov"],
 )
+@pytest.mark.sample(2)
 def test_forward_mode_and_backward_passes_give_the_same_parts(
     make: Callable[[], nn.Sequential], optimizer: Callable[[nn.Module], Any], bound: float
 ) -> None:

@@ -284,6 +284,7 @@ def clipped_in_long_numbers(given: Loop, batch: Tensor) -> None:
 
 
 @pytest.mark.parametrize("make", [cast_loop, adapted_loop], ids=["autocast", "frozen"])
+@pytest.mark.sample(1)
 def test_a_trace_on_disk_adds_up_too(make: Callable[[Maker], Loop], tmp_path: Path) -> None:
     """Also if replayed weights round otherwise, and into a module that was built in float32, in a later process."""
     given = make(loops.adamw)

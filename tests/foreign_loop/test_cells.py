@@ -121,7 +121,7 @@ def closures(optimizers: Callable[[Weights], Optimizers], precision: str) -> pd.
 
 
 @pytest.mark.filterwarnings("ignore:.*lr_scheduler")
-@pytest.mark.sample(5)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(  # every optimizer with both precisions, and with one of the casts
     ("optimizer", "precision"),
     [

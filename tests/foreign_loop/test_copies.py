@@ -183,6 +183,7 @@ def trained(copier: Copier, *, follows: bool) -> tuple[list[Tensor], Trace | Non
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch.compile reads outputs that way
 @pytest.mark.parametrize("way", [pytest.param(way, marks=[pytest.mark.slow] * (way in LONG)) for way in WAYS])
+@pytest.mark.sample(10)
 def test_a_copy_runs_as_if_the_module_was_never_followed(way: str) -> None:
     """The trace has the calls of the loop alone."""
     ours, trace = trained(WAYS[way], follows=True)

@@ -161,6 +161,7 @@ def follow(
 @pytest.mark.parametrize("on_disk", [False, True], ids=["in memory", "on disk"])
 @pytest.mark.parametrize("options", [{}, {"positions": True}], ids=["texts", "positions"])
 @pytest.mark.parametrize("way", [once, twice])
+@pytest.mark.sample(4)
 def test_contributions_have_the_same_bits(way: Way, options: dict[str, Any], on_disk: bool, tmp_path: Path) -> None:
     found, size = follow(way, tmp_path / "compact" if on_disk else None, **options)
     other, whole_size = follow(without(way), tmp_path / "whole" if on_disk else None, **options)

@@ -167,6 +167,7 @@ CALLS: dict[str, tuple[Call, Call]] = {
 
 @pytest.mark.parametrize("on_disk", [False, True], ids=["in memory", "on disk"])
 @pytest.mark.parametrize("case", CALLS)
+@pytest.mark.sample(5)
 def test_a_call_may_have_any_form(case: str, on_disk: bool, tmp_path: Path) -> None:
     x, offset, queries = torch.randn(3, 6, 4, dtype=torch.float64)
 
@@ -429,6 +430,7 @@ networks have BatchNorm."""
 
 
 @pytest.mark.parametrize("case", MEMORY)
+@pytest.mark.sample(6)
 def test_attribution_takes_no_more_memory_than_it_announces(case: str) -> None:
     kind, (examples, queries, width), bound, more = MEMORY[case]
     x, asked, y = torch.randn(examples, 4).double(), torch.randn(queries, 4).double(), torch.arange(examples) % 3

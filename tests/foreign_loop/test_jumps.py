@@ -130,6 +130,7 @@ def attributed(
 
 @pytest.mark.parametrize("measure", [None, lambda outputs, call: outputs.logsumexp(1)], ids=["outputs", "a measure"])
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.sample(9)
 def test_parts_and_jumps_add_up(case: str, measure: Measure | None) -> None:
     choose, operation = CASES[case]
     found = attributed(choose, X[:6], measure)
@@ -140,7 +141,7 @@ def test_parts_and_jumps_add_up(case: str, measure: Measure | None) -> None:
     assert float(abs(found["by_step"].sum("step") - found["change"]).max()) <= ROUNDING * size
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("case", CASES)
 def test_a_jump_leaves_the_other_queries_alone(case: str) -> None:
     """A query asked alone has the same contributions, and the same jumps, as beside others that jump."""

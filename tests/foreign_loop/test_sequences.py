@@ -142,7 +142,7 @@ FORMS: dict[str, dict[str, Any]] = {
 READS = (final_state, mean_state, from_a_list)
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("cell", "form", "read", "ordered"),
     [
@@ -181,7 +181,7 @@ def padded_mean(model: Reader, texts: Tensor, lengths: Tensor) -> Tensor:
     return torch.where(counts[..., None], states, 0.0).sum(1) / lengths[:, None]
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("read", "padded"), [(final_state, padded_state), (mean_state, padded_mean)])
 @pytest.mark.parametrize("cell", CELLS)
 def test_effects_are_those_of_padded_sequences(
@@ -205,6 +205,7 @@ def test_effects_are_those_of_padded_sequences(
 
 
 @pytest.mark.parametrize("ordered", [False, True])
+@pytest.mark.sample(1)
 def test_elements_of_packed_rows_may_be_dropped(ordered: bool) -> None:
     """A mask belongs to a row of the batch. The parts add up, or `attribute` would raise."""
     model = Reader(nn.LSTM, read=final_state, ordered=ordered, num_layers=2, dropout=0.5)

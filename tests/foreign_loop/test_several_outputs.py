@@ -133,6 +133,7 @@ def part_of(answer: Tensor, shapes: list[torch.Size]) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.sample(3)
 def test_a_loss_of_several_outputs_is_one_of_their_concatenation(case: str, tmp_path: Path) -> None:
     form, loss, names = CASES[case]
     model = Several(form)

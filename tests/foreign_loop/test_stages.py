@@ -133,6 +133,7 @@ def test_a_stage_may_train_fewer_layers() -> None:
 
 
 @pytest.mark.parametrize("make", [adam, heavy, plain])
+@pytest.mark.sample(1)
 def test_a_folder_continues_with_a_new_optimizer_of_its_kind(make: Make, tmp_path: Path) -> None:
     trace = in_one_folder(make, tmp_path / "run")
     assert len(trace.steps) == 2 * STEPS

@@ -147,6 +147,7 @@ FAST = ("momentum", "adamw", "dropout", *[each.__name__ for each in OPTIMIZERS][
 
 
 @pytest.mark.parametrize("case", [pytest.param(case, marks=[SLOW] * (case not in FAST)) for case in RESUMED])
+@pytest.mark.sample(4)
 def test_a_resumed_loop_has_the_same_contributions(case: str, tmp_path: Path) -> None:
     """Stopped after step 4, and resumed from an earlier checkpoint. The bytes differ, and the identity is kept."""
     make, body, back = RESUMED[case]

@@ -252,6 +252,7 @@ TABLE = [
 
 
 @pytest.mark.parametrize("words", TABLE)
+@pytest.mark.sample(24)
 def test_parts_add_up(words: Words, tmp_path: Path) -> None:
     text = tmp_path / "a.txt"
     text.write_bytes(b"the quick br" * 9 + b"rb kciuq eht" * 5)

@@ -69,6 +69,7 @@ def outputs_by_torch(experiment: Experiment, weights: dict[str, np.ndarray]) -> 
 
 
 @pytest.mark.parametrize("words", CASES.values(), ids=CASES)
+@pytest.mark.sample(4)
 def test_records_are_the_network_along_the_path(words: Sequence[str], tmp_path: Path) -> None:
     run = executed(tmp_path, words)
     steps = run.recorded["step"].to_numpy().tolist()
@@ -84,6 +85,7 @@ def test_records_are_the_network_along_the_path(words: Sequence[str], tmp_path: 
 
 
 @pytest.mark.parametrize("name", ["kernels", "no kernels"])
+@pytest.mark.sample(1)
 def test_weights_of_a_step_are_the_end_of_a_shorter_run(name: str, tmp_path: Path) -> None:
     words = CASES[name]
     run = executed(tmp_path, words)
@@ -101,6 +103,7 @@ def test_recording_leaves_training_as_it_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["kernels", "no kernels", "an optimizer with memory"])
+@pytest.mark.sample(1)
 def test_an_interrupted_run_records_the_same_bytes(name: str, tmp_path: Path) -> None:
     words = CASES[name]
     whole = executed(tmp_path / "whole", words)

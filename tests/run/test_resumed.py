@@ -202,6 +202,7 @@ class Interrupted(RuleBasedStateMachine):
 
 
 @pytest.mark.parametrize("name", [*FAST, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
+@pytest.mark.sample(4)
 def test_a_run_that_is_left_goes_on_to_the_same_bits(name: str) -> None:
     examples, legs = (2, 2) if name in FAST else (3, 3)
     chosen = settings(
