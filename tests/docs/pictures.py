@@ -82,7 +82,7 @@ def draw_followed_loop() -> None:
     trace = page_values("first-attribution.md")["trace"]
     found = trace.attribute(by="module", quiet=True)
     with house_style():
-        figure = Figure(figsize=(WIDE, 2.2), layout="constrained")
+        figure = Figure(figsize=(WIDE, 2.6), layout="constrained")
         examples, layers, steps = figure.subplots(1, 3)
         found.plot.contributions(0, out=7, top=8, ax=examples, title="plot.contributions")
         found.plot.components(0, out=7, ax=layers, title="plot.components")

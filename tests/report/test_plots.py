@@ -143,6 +143,16 @@ def test_thumbnails_lie_between_the_bars_and_their_names() -> None:
         assert name.x1 <= thumbnail.x0 < thumbnail.x1 <= axes.get_window_extent().x0
 
 
+def test_thumbnails_of_low_rows_do_not_overlap() -> None:
+    figure = Figure(figsize=(3, 1.5))
+    axes = figure.subplots()
+    axes.barh(range(9), range(9))
+    draw_thumbnails(axes, [np.eye(8)] * 9)
+    figure.draw_without_rendering()
+    thumbnails = [each.get_window_extent() for each in axes.artists if isinstance(each, AnnotationBbox)]
+    assert all(upper.y0 >= lower.y1 for lower, upper in zip(thumbnails, thumbnails[1:], strict=False))
+
+
 def test_a_run_gives_the_axes_of_its_pictures(finished: dict[str, Path]) -> None:
     """The axes of its pictures, with their numbers. Another name, or nothing to draw, is one line."""
     run = load_run(finished["two classes"])

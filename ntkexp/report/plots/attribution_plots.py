@@ -44,7 +44,8 @@ from ntkexp.report.plots.style import NARROW, Style, style_of_user
 from ntkexp.report.top_examples import FindExample
 from ntkexp.text import numbered
 
-THUMBNAIL_POINTS = 15  # height of an image next to a bar
+THUMBNAIL_POINTS = 15  # largest height of an image next to a bar
+THUMBNAIL_SHARE = 0.9  # of the height of a row
 ROW_INCHES = 0.26  # height of a bar next to an image
 
 
@@ -235,12 +236,15 @@ class AttributionPlots:
 
 
 def draw_thumbnails(axes: Axes, images: Sequence[NDArray[Any] | None]) -> None:
-    """Draw images between the rows of bars and their names."""
+    """Draw images between the rows of bars and their names.
+
+    Images shrink where the rows are low, so that they do not overlap."""
+    size = min(THUMBNAIL_POINTS, THUMBNAIL_SHARE * row_points(axes))
     for row, pixels in enumerate(images):
         if pixels is None:
             continue
         scaled = unit_range(pixels)
-        zoom = THUMBNAIL_POINTS / max(scaled.shape[:2])
+        zoom = size / max(scaled.shape[:2])
         shown = OffsetImage(
             scaled,
             zoom=zoom,
@@ -250,9 +254,24 @@ def draw_thumbnails(axes: Axes, images: Sequence[NDArray[Any] | None]) -> None:
         )
         axes.add_artist(
             AnnotationBbox(
-                shown, (0, row), xybox=(-THUMBNAIL_POINTS / 2 - 2, 0), frameon=False, pad=0,
+                shown, (0, row), xybox=(-size / 2 - 2, 0), frameon=False, pad=0,
                 xycoords=("axes fraction", "data"), boxcoords="offset points", annotation_clip=False,
             )
         )  # fmt: skip
     if any(pixels is not None for pixels in images):
-        axes.tick_params(axis="y", length=0, pad=THUMBNAIL_POINTS + 4)
+        axes.tick_params(axis="y", length=0, pad=size + 4)
+
+
+def row_points(axes: Axes) -> float:
+    """Return the height of a row of bars, in points.
+
+    >>> from matplotlib.figure import Figure
+    >>> axes = Figure(figsize=(4, 4)).add_axes((0, 0, 1, 0.5))
+    >>> _ = axes.set_ylim(7.5, -0.5)
+    >>> float(row_points(axes))
+    18.0
+    """
+    assert axes.figure is not None
+    inches = axes.get_window_extent().height / axes.figure.dpi
+    first, last = axes.get_ylim()
+    return 72 * inches / abs(first - last)
