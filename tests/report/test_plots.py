@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import combinations, product
+from itertools import combinations, pairwise, product
 from pathlib import Path
 
 import numpy as np
@@ -150,7 +150,7 @@ def test_thumbnails_of_low_rows_do_not_overlap() -> None:
     draw_thumbnails(axes, [np.eye(8)] * 9)
     figure.draw_without_rendering()
     thumbnails = [each.get_window_extent() for each in axes.artists if isinstance(each, AnnotationBbox)]
-    assert all(upper.y0 >= lower.y1 for lower, upper in zip(thumbnails, thumbnails[1:], strict=False))
+    assert all(upper.y0 >= lower.y1 for lower, upper in pairwise(thumbnails))
 
 
 def test_a_run_gives_the_axes_of_its_pictures(finished: dict[str, Path]) -> None:
