@@ -57,6 +57,7 @@ from ntkexp.claim.publication import (
     write_digests,
 )
 from ntkexp.claim.read import claim_names, read_claim
+from ntkexp.claim.verdicts_page import page
 from ntkexp.config.build import Builder
 from ntkexp.config.compose import Composer
 from ntkexp.mistake import Mistake, NoData, first_line
@@ -79,12 +80,9 @@ from ntkexp.records.register import (
     same_outcome,
 )
 from ntkexp.report.claims import (
-    ClaimFamily,
     claim_family,
-    summarise_claims,
-    tabulate_claims,
 )
-from ntkexp.report.tables import escaped, format_csv, format_markdown
+from ntkexp.report.tables import format_csv
 from ntkexp.text import counted, printable
 
 ROUNDING = 1e-9
@@ -410,54 +408,6 @@ def look_on_record(
         if is_default and is_same and same_outcome(recorded["looks"], outcome):
             return recorded
     return None
-
-
-# --- The page.
-
-
-PAGE_COLUMNS = (
-    *("claim", "verdict", "figure", "95 % interval", "pool", "expected", "control"),
-    *("second look", "digest"),
-)
-
-
-def page(records: Sequence[ClaimRecord], family: ClaimFamily) -> str:
-    """Return the text of README.md: a summary, a table of the verdicts,
-    and links to the tables."""
-    table = format_markdown(tabulate_claims(records, family).select(*PAGE_COLUMNS))
-    summary = summarise_claims(records, family)
-    if unjudged := family.registered - len(records):
-        summary += (
-            f" Not judged for this page: {counted(unjudged, 'claim')} of the register."
-        )
-    links = [
-        f"- [{record.name}]({record.name}): {record.statement}{remarks_on(record)}"
-        for record in records
-    ]
-    return (
-        "# Claims, as they were judged\n\n"
-        f"{summary} Made by `ntkexp claims publish docs/claims` from the results of "
-        "`ntkexp claims`, and judged again from the tables by "
-        "`ntkexp claims check docs/claims`.\n\n"
-        "An interval over seeds holds for the pool of examples that the table names. An "
-        "interval over seeds and examples also accounts for the choice of the measured "
-        "examples, but not for the choice of training examples.\n\n"
-        f"{table}\n\n" + "\n".join(links) + "\n"
-    )
-
-
-def remarks_on(record: ClaimRecord) -> str:
-    """Describe the draws of the seeds, and quote the notes of the main
-    and the second look."""
-    second = record.looks["second"]
-    remarks = []
-    if record.main.draws:
-        remarks.append(f"Seeds: {record.main.draws}.")
-    if record.main.note:
-        remarks.append(f"Main look: {record.main.note}.")
-    if second.note:
-        remarks.append(f"Second look: {second.note}.")
-    return "".join(f" {escaped(remark)}" for remark in remarks)
 
 
 # --- Check a publication.

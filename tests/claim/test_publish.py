@@ -95,7 +95,7 @@ def test_earlier_publications_stay_while_their_claims_are_unchanged(tmp_path: Pa
     kept, tiny = json.loads((folder / VERDICTS_FILE).read_text())
     assert kept == tiny | {"name": "kept"}
     assert {path.name for path in folder.iterdir() if path.is_dir()} == {"kept", "tiny"}
-    assert "| kept | supported |" in (folder / "README.md").read_text()
+    assert "| [kept](#kept) | supported |" in (folder / "README.md").read_text()
     assert (tmp_path / "mine").is_dir()
 
 
