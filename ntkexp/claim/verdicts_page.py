@@ -23,7 +23,8 @@ compares, with its 95 % interval over seeds. This interval holds for the named p
 examples. An interval over seeds and examples also accounts for the choice of the
 measured examples, but not for the choice of training examples. The second look repeats
 the experiment with other examples or another network. The control is an experiment in
-which the effect should be absent, so it should not be supported.
+which the effect should be absent, so it should not be supported. In most pictures, blue
+is the main look, orange is the second look, and the expected values are shaded.
 
 `ntkexp claims publish docs/claims` wrote this page from the results of `ntkexp claims`,
 and `ntkexp claims check docs/claims` judges the tables again."""
