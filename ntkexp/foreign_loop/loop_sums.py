@@ -77,6 +77,14 @@ class StepSummands:
     proofs: StepProofs
     by_component: Sequence[LoopTerms]  # terms of each component
 
+    @property
+    def magnitudes(self) -> tuple[Float[Tensor, "query out"], ...]:
+        """The parts of the change in this step, with Σ|contributions|."""
+        terms = self.terms
+        mass = terms.contributions.abs().sum(2)
+        outside = (self.statistics, self.jumps, terms.coupling)
+        return (mass, terms.decay, terms.rounding, *outside)
+
 
 @dataclass
 class TermTotals:
@@ -200,7 +208,8 @@ class LoopSums:
             batch_norm: mode of BatchNorm, or None if no running statistics are updated.
             some_steps: True if not all steps of the loop were followed.
         """
-        outputs, totals = ("query", "out"), self.totals
+        outputs = ("query", "out")
+        totals = self.totals
         arrays: NamedArrays = {
             "contribution": (("query", "out", "example"), totals.contributions),
             "decay": (outputs, totals.decay),
@@ -323,7 +332,7 @@ def sums_at_zero(
     examples: int,
     steps: int,
     budget: MemoryBudget,
-    components: Components | None,
+    components: Components,
     positions: Positions | None,
 ) -> LoopSums:
     """Return sums that start at zero. Raise if the sums
@@ -332,8 +341,9 @@ def sums_at_zero(
     Omit `half_by`, with a warning, if only this sum does not fit.
     """
     outputs = step.tape.outputs
-    by, fewer = "", ""
-    if components is not None:
+    by = ""
+    fewer = ""
+    if components:
         by = f" by {counted(len(components), 'component')}"
         fewer = ", by fewer components"
     contributions = f"contributions of {examples} examples to {outputs.numel()} outputs of the queries"
@@ -350,12 +360,14 @@ def sums_at_zero(
         )
     zero = torch.zeros_like(outputs, dtype=accumulated_in(outputs))
     totals = TermTotals.at_zero(zero, examples, steps)
-    halves, by_component, by_position = None, None, None
+    halves = None
+    by_component = None
+    by_position = None
     if with_halves:
         halves = halves_at_zero(steps, outputs.new_zeros(*outputs.shape, examples))
-    if components is not None:
-        each = zero.new_zeros(len(components), *zero.shape)
-        by_component = TermTotals.at_zero(each, examples, steps)
+    if components:
+        zeros = zero.new_zeros(len(components), *zero.shape)
+        by_component = TermTotals.at_zero(zeros, examples, steps)
     if positions is not None:
         by_position = LoopPositions.at_zero(positions, totals.contributions, budget)
     return LoopSums(
@@ -373,16 +385,15 @@ def sums_at_zero(
 
 
 def needed_bytes(
-    step: StepMemory, examples: int, steps: int, components: Components | None
+    step: StepMemory, examples: int, steps: int, components: Components
 ) -> float:
     """Return the bytes that the sums and one step take."""
     outputs = step.tape.outputs
     sum_bytes = accumulated_in(outputs).itemsize
     contributions = outputs.numel() * examples * (outputs.element_size() + sum_bytes)
     by_step = outputs.numel() * steps * sum_bytes
-    return (contributions + by_step + step.products) * (
-        1 + len(components or {})
-    ) + step.held
+    sums = contributions + by_step + step.products
+    return sums * (1 + len(components)) + step.held
 
 
 def accumulated_in(outputs: Tensor) -> torch.dtype:

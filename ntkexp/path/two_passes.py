@@ -459,7 +459,7 @@ class TwoPasses(AbstractAccumulator):
         return times
 
     def by_step(self, rule: str) -> StepTotals:
-        assert self.second is not None, "no step is understood before the second pass"
+        assert self.second is not None, "the second pass has not begun"
         return self.second.rules[rule].totals
 
     @property
