@@ -485,7 +485,7 @@ def refuse_other_outputs(step: FollowedStep, replayed: Sequence[Replayed]) -> No
     for call, replay in zip(step.calls, replayed, strict=True):
         if call.signed is None:
             continue
-        missed = replay.other(call.signed)
+        missed = replay.unexplained_distance(call.signed)
         if missed and call.losses is not None:
             raise Mistake(
                 f"step {step.index}: at the same weights, the function of trace.losses "

@@ -51,16 +51,16 @@ MAX_MEAN = 1000
 # norms of gradients with a single nonzero element. It is smaller, because in these
 # cases no other check would detect a wrong factor.
 RESOLVED_BOUNDS = 0.05
-# A norm or scale of several steps is accepted if at least this fraction of a
-# parameter's steps has it. In a smaller fraction, values may agree by chance.
+# A norm or scale is accepted if at least this fraction of a parameter's steps has it.
+# Fewer steps may agree by chance.
 COMMON_SHARE = 0.1
 WHAT_ADDED = "was a term added to the loss, or a gradient changed by hand?"
 ASK_LOSSES = "let a function return one loss for each example, and call it as trace.losses(function, *batch)"
 # Changes of a factor or bound, in units in the last place. They are tried one after
 # another until the replayed gradient has the same bits as the optimizer's gradient.
 UNITS = (0, 1, -1, 2, -2, 3, -3, 4, -4)
-# Any factor is close to some 2^k/n if n may be large. So n is limited: about this
-# fraction of random factors may be close to some 2^k/n by chance.
+# If n may be large, any factor is close to some 2^k/n. So n is limited: about this
+# fraction of random factors is close to some 2^k/n by chance.
 RARE_SHARE = 0.01
 ASK_ADDED = (
     f"{WHAT_ADDED} For an L2 penalty on weights, use weight_decay of the optimizer. For a "
@@ -114,7 +114,7 @@ class FactorFit:
     between the two gradients."""
 
     factors: Mapping[str, float]
-    # ‖c g − p‖/‖p‖, where p is the gradient that the optimizer used. If all parameters
+    # ‖c g − ĝ‖/‖ĝ‖, where ĝ is the gradient that the optimizer used. If all parameters
     # share one c, norms are over all of them. Otherwise this is the largest ratio of a
     # parameter.
     missed: float
@@ -128,13 +128,16 @@ class FactorFit:
 
 
 def fit_factors(
-    found: Weights, consumed: Weights, tolerance: float, noise: Callable[[], Weights]
+    replayed: Weights,
+    consumed: Weights,
+    tolerance: float,
+    noise: Callable[[], Weights],
 ) -> FactorFit:
     """Fit one factor c to all parameters. If it does not explain the gradient, fit a
     factor to each parameter.
 
     Args:
-        found: replayed gradient g of the recorded examples, or its signatures.
+        replayed: gradient g of the recorded examples, or its signatures.
         consumed: gradient that the optimizer used, or its signatures.
         tolerance: eps of the lower precision under autocast, or 0.
         noise: function that measures the rounding error
@@ -146,28 +149,57 @@ def fit_factors(
 
     # one factor for all parameters, or else one for each
     factor, missed = factor_of_parts(
-        [(found[name].flatten(), part.flatten()) for name, part in consumed.items()]
+        [(replayed[name].flatten(), part.flatten()) for name, part in consumed.items()]
     )
     if missed <= bound:
         return FactorFit(dict.fromkeys(consumed, factor), missed)
     measured_noise = noise()
     # 1.0 is for a gradient that consists only of rounding errors
     for near in (near_power_of_two(factor, missed), 1.0):
-        if cancels(found, consumed, near, bound, measured_noise):
+        if cancels(replayed, consumed, near, bound, measured_noise):
             return FactorFit(dict.fromkeys(consumed, near), missed)
-    each = {
-        name: factor_between(found[name].flatten(), consumed[name].flatten())
-        for name in consumed
-    }
-    from_worst = sorted(each, key=lambda name: -each[name][1])
-    failing = tuple(name for name in from_worst if not each[name][1] <= bound)
-    factors = {name: factor for name, (factor, _) in each.items()}
+    factors = {}
+    distances = {}
+    for name, part in consumed.items():
+        fitted = factor_between(replayed[name].flatten(), part.flatten())
+        factors[name], distances[name] = fitted
+    from_worst = sorted(distances, key=lambda name: -distances[name])
+    failing = tuple(name for name in from_worst if not distances[name] <= bound)
     worst = failing[0] if failing else from_worst[0]
-    return FactorFit(factors, each[worst][1], failing, measured_noise)
+    return FactorFit(factors, distances[worst], failing, measured_noise)
 
 
 def unexplained(fit: FactorFit, step: int, facts: StepFacts) -> Mistake:
     """Return the error for a gradient that no factors explain."""
+    return Mistake(
+        f"step {step}: the optimizer's gradient is not the gradient of the {facts.rows} "
+        f"recorded examples, with a relative difference of {fit.missed:.2g} in "
+        f"'{fit.failing[0]}'; {advice_for(facts)}"
+    )
+
+
+def advice_for(facts: StepFacts) -> str:
+    """Return the probable reason for an unexplained gradient, and a remedy."""
+    if facts.began_with_gradient:
+        return (
+            "parameters had a gradient before following began, which belongs to no "
+            "recorded example; call optimizer.zero_grad() before"
+        )
+    if not (facts.drew or facts.losses) and (missed := facts.outputs_missed()):
+        return (
+            "a replay of a call returned other outputs than the loop (relative "
+            f"difference {missed:.2g}); {ASK_OTHER_OUTPUTS}"
+        )
+    if facts.other_outputs:
+        others = " or ".join(facts.other_outputs)
+        return (
+            f"does the loss use {others}, which has no row for each example? Let the "
+            "model return the tensors from which the loss is computed"
+        )
+    if facts.differentiated:
+        return ASK_DERIVATIVES
+    if facts.losses:
+        return f"{ASK_SAME_LOSSES} Does the loss have other terms besides these losses?"
     reason = ASK_DRAWS if facts.drew else ASK_ADDED
     if facts.passes > 1:
         reason = (
@@ -176,48 +208,20 @@ def unexplained(fit: FactorFit, step: int, facts: StepFacts) -> Mistake:
             "so the result is not the gradient of any loss of the examples; train with "
             "a weighted sum of the losses"
         )
-    if facts.losses:
-        reason = (
-            f"{ASK_SAME_LOSSES} Does the loss have other terms besides these losses?"
-        )
-    if facts.differentiated:
-        reason = ASK_DERIVATIVES
-    if facts.other_outputs:
-        others = " or ".join(facts.other_outputs)
-        reason = (
-            f"does the loss use {others}, which has no row for each example? Let the "
-            "model return the tensors from which the loss is computed"
-        )
-    if facts.began_with_gradient:
-        reason = (
-            "parameters had a gradient before following began, which belongs to no "
-            "recorded example; call optimizer.zero_grad() before"
-        )
-    elif not (facts.drew or facts.losses) and (missed := facts.outputs_missed()):
-        reason = (
-            "a replay of a call returned other outputs than the loop (relative "
-            f"difference {missed:.2g}); {ASK_OTHER_OUTPUTS}"
-        )
-    return Mistake(
-        f"step {step}: the optimizer's gradient is not the gradient of the {facts.rows} "
-        f"recorded examples, with a relative difference of {fit.missed:.2g} in "
-        f"'{fit.failing[0]}'; {reason}"
-    )
+    return reason
 
 
 def cancels(
-    found: Weights, consumed: Weights, factor: float, bound: float, noise: Weights
+    replayed: Weights, consumed: Weights, factor: float, bound: float, noise: Weights
 ) -> bool:
-    """Return True if rounding explains the distance between `factor` times `found` and
-    `consumed`, for every parameter. `noise` is the measured rounding error of `found`,
-    which is large if terms of the gradient cancel."""
+    """Return True if rounding explains the distance between `factor` times `replayed`
+    and `consumed`, for every parameter. `noise` is the measured rounding error of
+    `replayed`, which is large if terms of the gradient cancel."""
     for name, part in consumed.items():
-        missed = float((factor * found[name] - part).norm())
-        rounding = (
-            NOISE_MULTIPLE * abs(factor) * float(noise[name].norm())
-            if name in noise
-            else 0.0
-        )
+        missed = float((factor * replayed[name] - part).norm())
+        rounding = 0.0
+        if name in noise:
+            rounding = NOISE_MULTIPLE * abs(factor) * float(noise[name].norm())
         if not missed <= bound * float(part.norm()) + rounding:
             return False
     return True
@@ -395,7 +399,7 @@ class Factors:
         self,
         step: int,
         factors: Mapping[str, float],
-        found: Weights,
+        replayed: Weights,
         consumed: Weights,
         bound: float,
         square_outside: float = 0.0,
@@ -403,14 +407,10 @@ class Factors:
         """Return the factor of each parameter in a step.
         Store all factors that are not scales.
 
-        If only one element of a parameter's gradient is nonzero, a factor always exists
-        and proves nothing. But the parameter may have been clipped in a group with
-        others. It gets the factor of a group, if this factor explains its gradient.
-
         Args:
             step: index of the step.
             factors: fitted factor of each parameter.
-            found: replayed gradient of the recorded examples.
+            replayed: gradient of the recorded examples.
             consumed: gradient that the optimizer used.
             bound: bound on the relative rounding error of a gradient.
             square_outside: squared norm of the gradients of tensors outside the model,
@@ -424,35 +424,19 @@ class Factors:
         ):
             return dict(factors)
 
-        # Form groups of parameters with equal factors. A parameter with a single
-        # nonzero element joins the group whose factor fits best, if the remaining
-        # distance is within the rounding error of the whole gradient.
+        # form groups of parameters with equal factors
         counts = read_numbers([consumed[name].count_nonzero() for name in factors])
         numbers = dict(zip(factors, counts, strict=True))
         chosen = dict(factors)
-        groups: list[list[str]] = []
-        if len(set(factors.values())) == 1:
-            groups.append(list(factors))
-        else:
+        groups = [list(factors)]
+        if len(set(factors.values())) > 1:
             singles = [name for name in factors if numbers[name] < 2]
-            groups += clusters(
-                {name: factor for name, factor in factors.items() if numbers[name] > 1},
-                EQUAL_BOUNDS * bound,
-            )
-            tolerance = bound * sqrt(
-                sum(float(consumed[name].square().sum()) for name in factors)
-            )
+            several = {name: factors[name] for name in factors if numbers[name] > 1}
+            groups = clusters(several, EQUAL_BOUNDS * bound)
+            size = sqrt(sum(float(consumed[name].square().sum()) for name in factors))
+            tolerance = bound * size
             for name in singles:
-                fits = [
-                    float((chosen[group[0]] * found[name] - consumed[name]).norm())
-                    for group in groups
-                ]
-                if groups and min(fits) <= tolerance:
-                    group = groups[fits.index(min(fits))]
-                    chosen[name] = chosen[group[0]]
-                    group.append(name)
-                else:
-                    groups.append([name])
+                add_single(name, groups, chosen, replayed, consumed, tolerance)
 
         # store all factors except scales; `refuse_unexplained` compares them between
         # steps
@@ -483,8 +467,8 @@ class Factors:
         }
         clipped |= {together[each] for each in clipped_groups(tuple(together))}
 
-        # A factor that several steps share, up to a power of two, is a scale. A group
-        # is also explained if it is a union of groups that were clipped to known norms.
+        # A factor that several steps share, up to a power of two, is a scale. A union of
+        # groups that were clipped to known norms is explained, too.
         left = [each for each in self.seen if each not in clipped]
         scales = {each.mantissa for each in scales_among(left)}
         known = {
@@ -494,7 +478,7 @@ class Factors:
         unexplained_groups = [
             each
             for each in left
-            if not is_sum(each, known)
+            if not is_union(each, known)
             and not self.is_clipped_by_value(each)
             and not has_scale(each, scales)
         ]
@@ -534,15 +518,42 @@ class Factors:
                 )
 
 
+def add_single(
+    name: str,
+    groups: list[list[str]],
+    factors: dict[str, float],
+    replayed: Weights,
+    consumed: Weights,
+    tolerance: float,
+) -> None:
+    """Add a parameter whose gradient has at most one nonzero element to a group, or to
+    a new group of its own.
+
+    Such a gradient has a factor by chance, which proves nothing. But the parameter may
+    have been clipped together with a group. It gets the factor of the group that fits
+    best, if the remaining distance is at most `tolerance`, the rounding error of the
+    whole gradient."""
+    distances = [
+        float((factors[group[0]] * replayed[name] - consumed[name]).norm())
+        for group in groups
+    ]
+    if not groups or not min(distances) <= tolerance:
+        groups.append([name])
+        return
+    group = groups[distances.index(min(distances))]
+    factors[name] = factors[group[0]]
+    group.append(name)
+
+
 def clipped_groups(several: Sequence[Multiplied]) -> set[Multiplied]:
     """Return the groups whose norm is a clipping norm, which several steps share."""
     ordered = sorted(several, key=lambda each: each.norm)
     norms = [each.norm for each in ordered]
     clipped = set[Multiplied]()
-    for each, equal_ones in zip(
+    for each, ends in zip(
         ordered, shared(ordered, norms, lambda each: each.tolerance), strict=True
     ):
-        others = [other for other in equal_ones if other is not each]
+        others = [other for other in ends if other is not each]
         if others and all(map(each.may_be_clipped, others)):
             clipped.add(each)
     return clipped
@@ -606,11 +617,11 @@ def shared(
     tolerance: Callable[[Multiplied], float],
     min_share: float = COMMON_SHARE,
 ) -> Iterator[tuple[Multiplied, ...]]:
-    """For each entry, yield the first and the last entry that have the same value, up
-    to the tolerance.
+    """For each entry, yield the first and the last entry with an equal value, up to the
+    tolerance.
 
-    Yield () if no other entry has this value, or if fewer than the fraction `min_share`
-    of a parameter's entries have it. A few values are nearly equal by chance.
+    Yield () if fewer than two entries have this value, or fewer than the fraction
+    `min_share` of a parameter's entries. A few values are nearly equal by chance.
 
     Args:
         ordered: entries, sorted by value.
@@ -635,29 +646,31 @@ def clusters(factors: Mapping[str, float], tolerance: float) -> list[list[str]]:
     >>> clusters({"a": 0.5, "b": 1.0, "c": 0.5}, 1e-9)
     [['a', 'c'], ['b']]
     """
-    found: list[list[str]] = []
+    groups: list[list[str]] = []
     for name in sorted(factors, key=lambda name: factors[name]):
-        if found and nearly_equal(factors[found[-1][0]], factors[name], tolerance):
-            found[-1].append(name)
+        if groups and nearly_equal(factors[groups[-1][0]], factors[name], tolerance):
+            groups[-1].append(name)
         else:
-            found.append([name])
-    return found
+            groups.append([name])
+    return groups
 
 
-def is_sum(each: Multiplied, known: Mapping[frozenset[str], float]) -> bool:
-    """Return True if the parameters in `each` are a union of groups that were clipped
-    to their `known` norms, all by the same factor. One group of the union need not be
-    in `known`, if its norm is one of the known norms."""
-    left = each
+def is_union(each: Multiplied, known: Mapping[frozenset[str], float]) -> bool:
+    """Return True if a group is a union of groups that were clipped to their `known`
+    norms. One part of the union may be missing in `known`, if its norm is one of the
+    known norms."""
+    rest = each
     if each.single or each.factor < 0:
         return False
     for names, norm in known.items():
-        part = left.only(names)
+        part = rest.only(names)
         if len(part.names) == len(names) and abs(part.norm - norm) <= part.tolerance:
-            left = left.only(name for name in left.names if name not in names)
-    return not left.names or (
-        left is not each
-        and any(abs(left.norm - norm) <= left.tolerance for norm in known.values())
+            rest = rest.only(name for name in rest.names if name not in names)
+    if rest is each:
+        return not each.names
+    norms = known.values()
+    return not rest.names or any(
+        abs(rest.norm - norm) <= rest.tolerance for norm in norms
     )
 
 

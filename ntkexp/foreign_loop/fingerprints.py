@@ -145,7 +145,7 @@ class Replayed:
     # shapes of the outputs, if several are concatenated
     joined: Sequence[tuple[int, ...]] = ()
 
-    def other(self, signed: Float[Tensor, "example row"]) -> float:
+    def unexplained_distance(self, signed: Float[Tensor, "example row"]) -> float:
         """Return the relative distance between the fingerprint of these outputs and
         `signed`, the fingerprint of the loop's outputs. Return 0 if rounding explains
         the distance.
@@ -230,7 +230,7 @@ class OutputsAtEnds:
         """Raise unless one of the replays has the fingerprint `signed`."""
         if signed is None:
             return
-        gap = min(candidate.other(signed) for candidate in replayed)
+        gap = min(candidate.unexplained_distance(signed) for candidate in replayed)
         if gap:
             perhaps = "is measure= the followed one? Or " if measured else ""
             raise Mistake(

@@ -98,7 +98,7 @@ class CalledModule:
     @cached_property
     def function(self) -> Function:
         """The module in evaluation mode without casts, followed by the measure."""
-        return self.asked(self.outputs)
+        return self.with_measure(self.outputs)
 
     @cached_property
     def outputs(self) -> Function:
@@ -106,7 +106,7 @@ class CalledModule:
         cast = self.casts is not None
         return self.without_casts(EVALUATION, self.output, cast=cast, any_mode=False)
 
-    def asked(self, function: Function) -> Function:
+    def with_measure(self, function: Function) -> Function:
         """Return the measure composed with a function. If
         there is no measure, return the function."""
         return function if self.measured is None else self.measured.of(function)
@@ -259,7 +259,7 @@ class CalledModule:
     def under_casts(self) -> Function:
         """The module in evaluation mode under the casts of the loop,
         followed by the measure."""
-        return self.asked(self.under(self.casts))
+        return self.with_measure(self.under(self.casts))
 
     @property
     def as_evaluated(self) -> Iterator[Function]:
@@ -274,7 +274,7 @@ class CalledModule:
             short = str(self.short).removeprefix("torch.")
             candidates.append(Autocast(device, short, cached=True))
         for casts in dict.fromkeys(candidates):
-            yield self.asked(in_chunks(self.under(casts)))
+            yield self.with_measure(in_chunks(self.under(casts)))
 
     # --- Gradients of calls, accumulated in autograd's order
 
