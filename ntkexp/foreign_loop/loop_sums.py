@@ -300,31 +300,32 @@ class StepMemory:
         """Bytes of the adjoints, of the tapes of queries and examples, and of the
         blocks of gradients."""
         points, outputs_each = self.tape.outputs.shape
-        outputs = self.tape.outputs.numel()
-        query_tapes = points * (3 + 2 * outputs_each)
-        example_tapes = self.rows * (2 + outputs_each + RECORDING_TAPES)
-        if self.has_batch_norm:
-            example_tapes += BATCH_NORM_TAPES * self.rows
+        outputs = points * outputs_each
+        number_bytes = self.tape.outputs.element_size()
+
+        # the adjoints, and one parameter of an adjoint times factors of its elements
+        numbers = self.adjoints * outputs * self.parameters + outputs * max(self.sizes)
+
+        # the blocks of gradients
         rows = max(self.rows, outputs)
-        piece = max(
-            PIECE_BYTES // self.tape.outputs.element_size(), PIECE_ELEMENTS * rows
-        )
-        numbers = self.adjoints * outputs * self.parameters
-        # one parameter of the adjoint, multiplied by factors of its elements
-        numbers += outputs * max(self.sizes)
+        piece = max(PIECE_BYTES // number_bytes, PIECE_ELEMENTS * rows)
         numbers += min(piece, rows * self.parameters)
+        cached = (self.rows + 1) * outputs * self.parameters
+        numbers += CACHED_COPIES * min(CACHED_NUMBERS, cached)
+
         # If a forward pass uses a weight several times, the secant Jacobian may hold
         # the rows of this weight (`Jacobian.with_sums_over_uses`). Count the rows of
         # every weight, if they are small enough to be held.
-        number_bytes = self.tape.outputs.element_size()
         for size in self.sizes:
             if outputs * size * number_bytes <= PIECE_BYTES:
                 numbers += outputs * size
-        numbers += CACHED_COPIES * min(
-            CACHED_NUMBERS, (self.rows + 1) * outputs * self.parameters
-        )
-        tapes = self.tape.bytes_per_example * (query_tapes + example_tapes)
-        return numbers * self.tape.outputs.element_size() + tapes
+
+        # the tapes of queries and examples
+        tapes = points * (3 + 2 * outputs_each)
+        tapes += self.rows * (2 + outputs_each + RECORDING_TAPES)
+        if self.has_batch_norm:
+            tapes += self.rows * BATCH_NORM_TAPES
+        return numbers * number_bytes + self.tape.bytes_per_example * tapes
 
 
 def sums_at_zero(

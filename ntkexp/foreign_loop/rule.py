@@ -200,8 +200,6 @@ def p_of(step: LinearStep, step_input: StepInput) -> Tensor:
     """Return p = g + λθ, the gradient with L2 decay."""
     if isinstance(step.l2, Tensor):
         return step_input.gradient + step.l2 * step_input.weight
-    return (
-        step_input.gradient.add(step_input.weight, alpha=step.l2)
-        if step.l2
-        else step_input.gradient
-    )
+    if step.l2:
+        return step_input.gradient.add(step_input.weight, alpha=step.l2)
+    return step_input.gradient

@@ -385,20 +385,8 @@ class Trace:
         check: LeaveOut | None = None
         with memory_kept(self.module.parameters()), quiet_log(quiet):
             attribution = self.contributions(gallery, progress, positions=positions)
-            if effects and SURROGATE in attribution.attrs:
-                raise Mistake(
-                    f"effects: {SURROGATE_GRADIENTS}, but effects need these "
-                    "derivatives; ask only for contributions"
-                )
             if effects:
-                known = loop_effects(self, effects, mean, self.budget, again, progress)
-                check = known.check
-                values = known.values.cpu().numpy()
-                attribution["effect"] = (
-                    ("query", "out", "example"),
-                    values,
-                    attributes_of(known),
-                )
+                check = self.add_effects(attribution, effects, mean, again, progress)
         if self.folder is None:
             if not quiet:
                 warn_of_caveats(attribution)
@@ -408,6 +396,27 @@ class Trace:
         return attribution.showing(
             ShownExamples.of(attribution, self.queries, gallery, decode)
         )
+
+    def add_effects(
+        self,
+        attribution: Attribution,
+        effects: Effects,
+        mean: MeanName,
+        again: Again | None,
+        progress: AbstractProgress,
+    ) -> LeaveOut | None:
+        """Add leave-out effects to an attribution.
+        Return their comparison with retrainings, if there are any."""
+        if SURROGATE in attribution.attrs:
+            raise Mistake(
+                f"effects: {SURROGATE_GRADIENTS}, but effects need these derivatives; "
+                "ask only for contributions"
+            )
+        known = loop_effects(self, effects, mean, self.budget, again, progress)
+        axes = ("query", "out", "example")
+        values = known.values.cpu().numpy()
+        attribution["effect"] = (axes, values, attributes_of(known))
+        return known.check
 
     def contributions(
         self, gallery: Gallery, progress: AbstractProgress, *, positions: bool

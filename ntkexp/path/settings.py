@@ -62,9 +62,9 @@ class Kernel(Component):
 # latest two kernels, at steps r < s. The setting `change` is the wanted δ. So the next
 # kernel is due after (s − r) · `change`/δ steps, where the factor `change`/δ is limited
 # to the range from ¼ to 4. The number of kernels is also limited, and must suffice
-# until training ends. Therefore the next kernel is due no earlier than in a schedule
-# that spaces the remaining kernels evenly on a log scale. Each switch between phases of
-# training adds a kernel.
+# until training ends. So the next kernel is due no earlier than if the remaining
+# kernels were spaced evenly on a log scale. Each switch between phases of training adds
+# a kernel.
 
 
 # The interval between stored kernels grows or shrinks by at most this factor.
