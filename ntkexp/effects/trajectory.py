@@ -76,7 +76,6 @@ class FlatWeights:
 
 
 def flat_like(weights: Mapping[str, Tensor]) -> FlatWeights:
-    """Return the layout of these weights."""
     return FlatWeights({name: weight.shape for name, weight in weights.items()})
 
 

@@ -181,7 +181,6 @@ class ParameterGroups:
                 )
 
     def of(self, optimizer: torch.optim.Optimizer) -> dict[str, nn.Parameter]:
-        """Return the parameters of one optimizer."""
         _, members = self.present(optimizer)
         return members
 

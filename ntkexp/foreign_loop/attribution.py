@@ -483,9 +483,9 @@ def summed_gradient(calls: Sequence[CallGradients], step: FollowedStep) -> Weigh
 def refuse_other_outputs(step: FollowedStep, replayed: Sequence[Replayed]) -> None:
     """Raise if a replayed call does not return the outputs of the loop."""
     for call, replay in zip(step.calls, replayed, strict=True):
-        if call.signed is None:
+        if call.fingerprint is None:
             continue
-        missed = replay.unexplained_distance(call.signed)
+        missed = replay.unexplained_distance(call.fingerprint)
         if missed and call.losses is not None:
             raise Mistake(
                 f"step {step.index}: at the same weights, the function of trace.losses "

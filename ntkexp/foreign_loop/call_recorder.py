@@ -214,7 +214,7 @@ class CallRecorder:
             circumstances=self.circumstances(LayerModes.of(layers)),
             given_names=names,
             naming_error=naming_error,
-            signed=fingerprint(output),
+            fingerprint=fingerprint(output),
             shape=tuple(output.shape),
             statistics=statistics,
             weights=weights,
@@ -263,7 +263,7 @@ class CallRecorder:
                 inputs=inputs,
                 circumstances=self.circumstances(modes),
                 given_names=names_of(inputs, self.ids, len(losses)),
-                signed=fingerprint(losses),
+                fingerprint=fingerprint(losses),
                 shape=tuple(losses.shape),
                 losses=function,
                 weights=weights,
@@ -302,8 +302,8 @@ class CallRecorder:
             for name, tensor in with_rows.items()
             if name != followed
         }
-        if followed in with_rows and call.signed is not None:
-            fingerprints[followed] = call.signed
+        if followed in with_rows and call.fingerprint is not None:
+            fingerprints[followed] = call.fingerprint
         shapes = {name: tuple(tensor.shape) for name, tensor in with_rows.items()}
         call.several = SeveralOutputs(followed, shapes, fingerprints)
         aliases = {name: tensor.view_as(tensor) for name, tensor in with_rows.items()}

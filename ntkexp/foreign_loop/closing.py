@@ -125,7 +125,6 @@ class ClosingSums:
     def at_zero(
         cls, outputs: Float[Tensor, "query out"], dtype: torch.dtype
     ) -> ClosingSums:
-        """Return sums that start at zero."""
         zero = outputs.new_zeros((), dtype=dtype)
         return cls(torch.zeros_like(outputs, dtype=dtype), zero.clone(), zero.clone())
 

@@ -101,7 +101,6 @@ class TermTotals:
     def at_zero(
         cls, zero: Float[Tensor, "*component query out"], examples: int, steps: int
     ) -> TermTotals:
-        """Return sums that start at zero."""
         return cls(
             contributions=zero.new_zeros(*zero.shape, examples),
             decay=torch.zeros_like(zero),
@@ -283,7 +282,6 @@ class StepMemory:
 
     @property
     def parameters(self) -> int:
-        """The number of trained weights."""
         return sum(self.sizes)
 
     @property

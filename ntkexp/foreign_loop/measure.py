@@ -259,7 +259,6 @@ class MeasuredQueries:
 
 
 def at_least_float(outputs: Tensor) -> Tensor:
-    """Convert a tensor of lower precision than float32 to float32."""
     return (
         outputs.float() if outputs.element_size() < torch.float32.itemsize else outputs
     )

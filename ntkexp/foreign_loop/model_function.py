@@ -326,9 +326,9 @@ class CalledModule:
             outputs = list[Tensor]()
             self.gradient(calls, begun, outputs.append)
             for call, output in zip(calls, outputs, strict=True):
-                if call.signed is not None:
+                if call.fingerprint is not None:
                     shapes = tuple(call.joined.values())
-                    distance = relative_distance(output, call.signed, shapes)
+                    distance = relative_distance(output, call.fingerprint, shapes)
                     missed = max(missed, distance)
         return missed if missed > OTHER_OUTPUTS else 0.0
 
@@ -398,9 +398,9 @@ class CalledModule:
                 gradient = replace(gradient, weights=noisy(gradient.weights))
             else:
                 gradient = noisy(gradient)
-            # the perturbed outputs do not have the fingerprint `signed`
+            # the perturbed outputs do not have the recorded fingerprint
             noisy_calls.append(
-                replace(call, inputs=inputs, gradient=gradient, signed=None)
+                replace(call, inputs=inputs, gradient=gradient, fingerprint=None)
             )
         noisy_weights = {
             id(weights): {name: noisy(weight) for name, weight in weights.items()}
@@ -461,7 +461,6 @@ class CalledModule:
 
 
 def members(module: nn.Module) -> Iterator[Tensor]:
-    """Yield all parameters and buffers of a module."""
     return chain(module.parameters(), module.buffers())
 
 

@@ -147,7 +147,7 @@ class StepRecorder:
         rule = self.loop.rules[id(optimizer)]
         if rule.changes_settings:
             for group, members in self.loop.parameters.groups(optimizer):
-                self.settings_before |= dict.fromkeys(members, settings_of(group))
+                self.settings_before |= dict.fromkeys(members, copied_settings(group))
         if rule.overwrites_gradient:
             for name, weight in moved.items():
                 if weight.grad is not None:
@@ -246,7 +246,7 @@ class StepRecorder:
         admitted = self.admitted
         self.admitted = {}
         for group, members in self.loop.parameters.groups(optimizer):
-            group_settings = settings_of(group)
+            group_settings = copied_settings(group)
             for name, weight in members.items():
                 self.change_mover(optimizer, group, name, weight)
                 step_input = StepInput(
@@ -407,8 +407,7 @@ def read_step(
         ) from error
 
 
-def settings_of(group: Mapping[str, Any]) -> dict[str, object]:
-    """Copy the settings of a parameter group."""
+def copied_settings(group: Mapping[str, Any]) -> dict[str, object]:
     return {
         key: copied_setting(value) for key, value in group.items() if key != "params"
     }

@@ -198,12 +198,10 @@ class CallLoss:
         return SeenCall.of(self.call.inputs, self.call.names)
 
     def losses(self, outputs: Tensor) -> Float[Tensor, " row"]:
-        """Return the losses of the call's examples at these outputs."""
         losses, _ = losses_of(self.loss, outputs, self.seen)
         return losses
 
     def at(self, weights: Weights) -> Float[Tensor, " row"]:
-        """Return the losses of the call's examples at these network weights."""
         return self.losses(self.function(weights, self.call.inputs))
 
     def share(self, weights: Weights, weighing: Weighing | None = None) -> CallShare:

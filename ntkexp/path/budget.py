@@ -229,7 +229,6 @@ class RunMemory:
 
     @property
     def peak(self) -> float:
-        """The peak memory in bytes."""
         tapes = 2 * self.points * self.tape_bytes if self.keeps_tapes else 0.0
         return self.fixed + self.block * self.per_point + tapes
 

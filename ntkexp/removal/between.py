@@ -217,7 +217,6 @@ class StepPair:
 
     @property
     def weights(self) -> Pair:
-        """The weights in both runs."""
         return Pair(self.first.weights, self.second.weights)
 
     @cached_property
@@ -425,7 +424,6 @@ class Breakdown:
 
 
 def concatenated(parts: Sequence[Breakdown]) -> Breakdown:
-    """Concatenate the breakdowns of several outputs."""
     names = ("before", "actual", "shares", "by_step", "magnitude")
     columns = {
         name: torch.cat([getattr(part, name) for part in parts]) for name in names
