@@ -25,6 +25,7 @@ from ntkexp.foreign_loop.clipping import ASK_LOSSES
 from ntkexp.foreign_loop.example_names import Ids
 from ntkexp.foreign_loop.host_reads import read_numbers
 from ntkexp.foreign_loop.measure import (
+    NO_QUERIES,
     Measure,
     MeasuredQueries,
     QueryCalls,
@@ -461,10 +462,7 @@ def checked_queries(queries: Inputs, module: nn.Module, output: Output) -> Input
             )
     inputs = map_tensors(torch.clone, as_inputs(queries))
     if not examples(inputs):
-        raise Mistake(
-            "queries=: there are none; give inputs at which the model is to be "
-            "explained"
-        )
+        raise Mistake(NO_QUERIES)
     outputs = first_outputs(inputs, module, output)
     if not outputs.dim():
         raise Mistake(ONE_NUMBER)
@@ -480,8 +478,9 @@ def checked_queries(queries: Inputs, module: nn.Module, output: Output) -> Input
 
 def first_outputs(inputs: Inputs, module: nn.Module, output: Output) -> Tensor:
     """Return the outputs at the first query. Raise with advice if the module fails."""
-    weights = {name: weight.detach() for name, weight in module.named_parameters()}
-    function = CalledModule(module, output).function
+    called = CalledModule(module, output)
+    weights = called.weights
+    function = called.function
     try:
         with (
             torch.no_grad(),
@@ -543,9 +542,8 @@ def measured_queries(
         measure, QueryCalls(sizes, query_names(queries, sizes, ids))
     )
     module = called.module
-    weights = {name: weight.detach() for name, weight in module.named_parameters()}
     with torch.no_grad(), beginning_at(generator_states(module)), left_alone(module):
-        outputs = called.outputs(weights, queries)
+        outputs = called.outputs(called.weights, queries)
     measured.out_names(outputs, queries)
     measured.refuse_unexplained(outputs, queries)
     return measured
@@ -567,9 +565,7 @@ def refuse_without_rules(
     ntkexp.mistake.Mistake: no difference rule for the operation aten.special_entr.default; follow a model without that
     """
     weights = {
-        name: weight.detach()
-        for name, weight in called.module.named_parameters()
-        if name in trained
+        name: weight for name, weight in called.weights.items() if name in trained
     }
     if not weights:
         return

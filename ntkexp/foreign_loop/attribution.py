@@ -336,16 +336,12 @@ class LoopBackward:
         only a rounding error moves as far as any other element."""
         cast = self.is_cast(step)
         factors = proved.factors
-        credited = credit_of_examples(
+        masks = credit_of_examples(
             step, calls, gradient, proved, self.divided, cast=cast
         )
-        credited = {
-            **proved.elements,
-            **{
-                name: proved.elements.get(name, 1.0) * mask
-                for name, mask in credited.items()
-            },
-        }
+        credited = dict(proved.elements)
+        for name, mask in masks.items():
+            credited[name] = credited.get(name, 1.0) * mask
         if not cast and not self.divided:
             return {}, credited
         with_grad = set(step.with_grad)
@@ -425,9 +421,7 @@ class LoopBackward:
         momentum from before the followed steps. No followed example caused this
         term."""
         if step.remembered and self.sum.adjoint is not None:
-            momentum = {
-                name: torch.zeros_like(weight) for name, weight in step.start.items()
-            }
+            momentum = step.zeros
             for name, m in step.remembered.items():
                 momentum[name] = self.sum.momentum_decay[name] * m
             self.added.carried -= self.sum.adjoint.applied(momentum)

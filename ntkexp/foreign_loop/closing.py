@@ -248,6 +248,17 @@ def total_magnitude(numbers: Tensor) -> float:
     return float(torch.stack(sums).sum())
 
 
+def norm_of_part(attribution: xr.Dataset, name: str) -> float:
+    return float((attribution[name] ** 2).sum() ** 0.5)
+
+
+def share_of(attribution: xr.Dataset, name: str) -> float:
+    """Return the norm of a part, relative to the change if there is one."""
+    change = norm_of_part(attribution, "change")
+    size = norm_of_part(attribution, name)
+    return size / change if change else size
+
+
 # --- The effect of casts, for a loop under autocast or with frozen weights
 # in half precision.
 #
@@ -271,13 +282,11 @@ def casts_sentence(found: xr.Dataset) -> str:
         causes.append(f"frozen weights in {found.attrs['frozen']}")
     if "autocast" in found.attrs:
         causes.append(f"autocast to {found.attrs['autocast']}")
-    change = float(((found["change"]) ** 2).sum() ** 0.5) or 1.0
-    by_gradients = float((found["rounding"] ** 2).sum() ** 0.5) / change
-    of_outputs = float(found.attrs["away"]) / change
+    of_outputs = float(found.attrs["away"]) / (norm_of_part(found, "change") or 1.0)
     return (
         f"{' and '.join(causes)} changed gradients by up to "
         f"{short(float(found['casts_error'].max()))} of their size, and thereby the "
-        f"outputs by {short(by_gradients)} of what training changed, which no example "
+        f"outputs by {short(share_of(found, 'rounding'))} of what training changed, which no example "
         "caused; outputs are computed without casts, which moves them by "
         f"{short(of_outputs)} of what training changed"
     )

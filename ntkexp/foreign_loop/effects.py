@@ -131,15 +131,13 @@ def sweep_over(
     def outputs(weights: Tensor, query: Inputs) -> Tensor:
         return trace.function(flat.weights(weights), query).reshape(-1)
 
-    def all_outputs(weights: Tensor) -> Tensor:
-        return trace.function(flat.weights(weights), trace.queries)
+    def outputs_of(points: slice, weights: Tensor) -> Tensor:
+        return trace.function(flat.weights(weights), trace.queries)[points].flatten()
 
     def end_gradients(points: slice) -> Tensor:
         with plain_kernels():
             if trace.measured is not None:  # a measure takes all queries at once
-                gradients: Tensor = jacrev(
-                    lambda weights: all_outputs(weights)[points].flatten()
-                )(end)
+                gradients: Tensor = jacrev(partial(outputs_of, points))(end)
                 return gradients
             queries = (
                 part(trace.queries, slice(k, k + 1))

@@ -523,10 +523,8 @@ class FollowedTraining(AbstractTrajectory):
         if not step.batches:
             return step
         with_grad = self.with_grad(followed)
-        zeros = {
-            name: torch.zeros_like(weight) for name, weight in followed.start.items()
-        }
-        consumed = self.flat.vector(zeros | dict(followed.gradient)) * with_grad
+        gradients = followed.zeros | dict(followed.gradient)
+        consumed = self.flat.vector(gradients) * with_grad
 
         def replayed(multiple: float) -> Tensor:
             batches = [batch.times(multiple) for batch in step.batches]

@@ -111,13 +111,7 @@ class TermTotals:
 
     def of(self, component: int) -> TermTotals:
         """Return views of the sums of one component."""
-        return TermTotals(
-            self.contributions[component],
-            self.decay[component],
-            self.rounding[component],
-            self.coupling[component],
-            self.by_step[component],
-        )
+        return TermTotals(*(total[component] for total in vars(self).values()))
 
     def add(
         self,

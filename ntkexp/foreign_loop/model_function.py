@@ -222,6 +222,11 @@ class CalledModule:
         """Return True if a call uses lower precision than the trained weights."""
         return circumstances.autocast is not None or self.short is not None
 
+    @property
+    def loop_is_cast(self) -> bool:
+        """True if the loop uses lower precision than the trained weights."""
+        return self.casts is not None or self.short is not None
+
     def cast_eps_of(self, circumstances: Circumstances, *, exact: bool = True) -> float:
         """Return the relative rounding error by which a replayed call may differ from the
         loop's call.
@@ -254,12 +259,6 @@ class CalledModule:
                 return function(weights, inputs)
 
         return cast
-
-    @property
-    def under_casts(self) -> Function:
-        """The module in evaluation mode under the casts of the loop,
-        followed by the measure."""
-        return self.with_measure(self.under(self.casts))
 
     @property
     def as_evaluated(self) -> Iterator[Function]:
@@ -412,9 +411,9 @@ class CalledModule:
             repeat = self.gradient(calls, begun)
             # random numbers outside torch may switch off a layer, which then has no
             # gradient
-            if repeat.keys() != here.keys():
-                return {}
-            if any(not torch.equal(repeat[name], part) for name, part in here.items()):
+            if repeat.keys() != here.keys() or any(
+                not torch.equal(repeat[name], part) for name, part in here.items()
+            ):
                 return {}
         there = self.gradient(
             noisy_calls, [noisy_weights[id(weights)] for weights in begun]
@@ -428,6 +427,11 @@ class CalledModule:
     @cached_property
     def parameters(self) -> dict[str, nn.Parameter]:
         return dict(self.module.named_parameters())
+
+    @property
+    def weights(self) -> Weights:
+        """The present weights of the module."""
+        return {name: weight.detach() for name, weight in self.parameters.items()}
 
     @cached_property
     def modes(self) -> LayerModes:

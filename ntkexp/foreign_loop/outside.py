@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from ntkexp.foreign_loop.call import Autocast
 from ntkexp.foreign_loop.clipping import ASK_LOSSES
+from ntkexp.foreign_loop.closing import share_of
 from ntkexp.foreign_loop.host_reads import to_host
 from ntkexp.foreign_loop.model_function import CalledModule
 from ntkexp.kernel import columns
@@ -402,9 +403,7 @@ def outside_sentence(attribution: xr.Dataset) -> str:
     named = Outside(tuple(str(attribution.attrs[OUTSIDE]).split(", "))).named
     if OUTSIDE not in attribution:
         return f"{named} changed after the last step; the model is attributed without that change"
-    outside = float((attribution[OUTSIDE] ** 2).sum() ** 0.5)
-    change = float((attribution["change"] ** 2).sum() ** 0.5)
-    share = short(outside / change if change else outside)
+    share = short(share_of(attribution, OUTSIDE))
     return (
         f"{named} changed after the last step, which caused {share} of the change "
         "(`outside`), and no example did"

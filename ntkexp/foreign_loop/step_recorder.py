@@ -95,7 +95,6 @@ class StepRecorder:
 
     def remember(self, optimizer: torch.optim.Optimizer) -> None:
         """Store the momenta of an optimizer for proof (b)."""
-        rule = self.loop.rules[id(optimizer)]
         for group, members in self.loop.parameters.groups(optimizer):
             for name, weight in members.items():
                 if not has_moved(optimizer.state.get(weight, {})):
@@ -103,9 +102,7 @@ class StepRecorder:
                 self.proof.moved[name] = 1
                 self.movers[name] = id(optimizer)
                 self.times_moved[id(optimizer), name] = 1
-                momentum = rule.momentum_at(
-                    group, optimizer.state[weight], weight.detach()
-                )
+                momentum = self.momentum(optimizer, group, weight)
                 if momentum is not None:
                     self.proof.remember(name, momentum)
 
@@ -304,8 +301,21 @@ class StepRecorder:
             step = read_step(rule, group, state, step_input, scratch, where)
             if name not in self.proof.memory:
                 step = step.changed(momentum_decay=0.0)
-        momentum = rule.momentum_at(group, state, weight.detach()) if state else None
+        momentum = self.momentum(optimizer, group, weight)
         return StepClaim(where, name, step, step_input, momentum)
+
+    def momentum(
+        self,
+        optimizer: torch.optim.Optimizer,
+        group: Mapping[str, Any],
+        weight: nn.Parameter,
+    ) -> Tensor | None:
+        """Return the momentum of a parameter, or None if it has none yet."""
+        state = optimizer.state.get(weight)
+        if not state:
+            return None
+        rule = self.loop.rules[id(optimizer)]
+        return rule.momentum_at(group, state, weight.detach())
 
     def change_mover(
         self,
@@ -328,10 +338,7 @@ class StepRecorder:
         self.movers[name] = id(optimizer)
         if last is None or last == id(optimizer):
             return
-        rule = self.loop.rules[id(optimizer)]
-        state = optimizer.state.get(weight, {})
-        momentum = rule.momentum_at(group, state, weight.detach()) if state else None
-        if times and momentum is not None:
+        if times and self.momentum(optimizer, group, weight) is not None:
             raise Mistake(
                 f"step {self.loop.store.count}: another optimizer has updated '{name}' since the "
                 f"last step of {type(optimizer).__name__}, whose momentum is from before; let one "

@@ -533,7 +533,7 @@ class Trace:
         """Return the sums over steps by name."""
         updates_statistics = bool(numbers_of(self.steps.statistics(0)))
         return sums.arrays(
-            cast=self.called.is_cast(Circumstances(autocast=self.called.casts)),
+            cast=self.called.loop_is_cast,
             batch_norm=self.batch_norm if updates_statistics else None,
             some_steps=self.omits_steps,
         )
@@ -600,9 +600,9 @@ class Trace:
         Without casts, `outputs` is the only candidate. With casts, the user's model may
         have run with or without autocast, so there is one candidate for each case.
         """
-        circumstances = Circumstances(autocast=self.called.casts)
-        if not self.called.is_cast(circumstances):
+        if not self.called.loop_is_cast:
             return (Replayed(self.function, weights, self.queries, outputs),)
+        circumstances = Circumstances(autocast=self.called.casts)
         cast_eps = self.called.cast_eps_of(circumstances)
         candidates = list[Replayed]()
         for function in self.called.as_evaluated:
@@ -640,12 +640,14 @@ class Trace:
         If the loop used casts, return the dtypes of the casts instead, and the distance
         between the outputs with and without casts."""
         facts: dict[str, str | float] = {}
-        casts = self.called.casts
-        if self.called.is_cast(Circumstances(autocast=casts)):
+        called = self.called
+        casts = called.casts
+        if called.loop_is_cast:
+            function = called.with_measure(called.under(casts))
             with torch.no_grad():
-                away = columns(self.called.under_casts, end, self.queries) - outputs
-            if self.called.short is not None:
-                facts["frozen"] = str(self.called.short).removeprefix("torch.")
+                away = columns(function, end, self.queries) - outputs
+            if called.short is not None:
+                facts["frozen"] = str(called.short).removeprefix("torch.")
             if casts is not None:
                 facts["autocast"] = casts.kind
             facts["away"] = float(away.norm())

@@ -109,14 +109,9 @@ def secant(
     """
     if not change.any():
         return slopes
-    return slopes + least_norm_matrix(value - slopes @ change, change)
-
-
-def least_norm_matrix(
-    error: Float[Tensor, " row"], change: Float[Tensor, " weight"]
-) -> Float[Tensor, "row weight"]:
-    """Return the matrix of least norm whose product with `change` is `error`."""
-    return error[:, None] * change / (change @ change)
+    # the matrix of least norm whose product with `change` is `error`
+    error = value - slopes @ change
+    return slopes + error[:, None] * change / (change @ change)
 
 
 # --- Clipping by norm, N = ‖g‖: p = c g with c = min(1, clip_norm/(N + 1e-6)).
