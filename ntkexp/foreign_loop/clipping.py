@@ -461,40 +461,44 @@ class Factors:
         clipped = clipped_groups(self.seen)
         # the loop may have clipped them together with tensors outside the model
         together = {
-            each.with_outside: each
-            for each in self.seen
-            if each not in clipped and each.square_outside
+            group.with_outside: group
+            for group in self.seen
+            if group not in clipped and group.square_outside
         }
-        clipped |= {together[each] for each in clipped_groups(tuple(together))}
+        clipped |= {together[group] for group in clipped_groups(tuple(together))}
 
         # A factor that several steps share, up to a power of two, is a scale. A union of
         # groups that were clipped to known norms is explained, too.
-        left = [each for each in self.seen if each not in clipped]
-        scales = {each.mantissa for each in scales_among(left)}
+        left = [group for group in self.seen if group not in clipped]
+        scales = {group.mantissa for group in scales_among(left)}
         known = {
-            frozenset(each.names): each.norm
-            for each in sorted(clipped, key=lambda each: each.norm)
+            frozenset(group.names): group.norm
+            for group in sorted(clipped, key=lambda group: group.norm)
         }
         unexplained_groups = [
-            each
-            for each in left
-            if not is_union(each, known)
-            and not self.is_clipped_by_value(each)
-            and not has_scale(each, scales)
+            group
+            for group in left
+            if not is_union(group, known)
+            and not self.is_clipped_by_value(group)
+            and not has_scale(group, scales)
         ]
 
         # Accept an unexplained factor below 1 as clipping if its parameters have no
         # other unexplained factor in the loop: there is no other step to compare with.
-        times = Counter(name for each in unexplained_groups for name in each.names)
-        for each in sorted(unexplained_groups, key=lambda each: each.step):
-            once = 0 < each.factor < 1 and all(times[name] == 1 for name in each.names)
-            if each.single or not once:
-                raise wrong_factor(each)
+        times = Counter(name for group in unexplained_groups for name in group.names)
+        for group in sorted(unexplained_groups, key=lambda group: group.step):
+            once = 0 < group.factor < 1 and all(
+                times[name] == 1 for name in group.names
+            )
+            if group.single or not once:
+                raise wrong_factor(group)
 
-    def is_clipped_by_value(self, each: Multiplied) -> bool:
+    def is_clipped_by_value(self, group: Multiplied) -> bool:
         """Return True if a single element was clipped to the value of another step."""
-        is_shorter = each.single and 0 < each.factor < 1
-        return is_shorter and any(one.is_near(each.norm) for one in self.clipped_values)
+        is_shorter = group.single and 0 < group.factor < 1
+        return is_shorter and any(
+            one.is_near(group.norm) for one in self.clipped_values
+        )
 
     def refuse_lone_elements(self) -> None:
         """Raise if a step reduced one element only, to a value that no other step has.
@@ -508,7 +512,7 @@ class Factors:
             if (
                 one.elements == 1
                 and others
-                and not any(each.is_near(one.value) for each in others)
+                and not any(other.is_near(one.value) for other in others)
             ):
                 raise Mistake(
                     f"step {one.step}: the optimizer's gradient is not the gradient of "
@@ -545,17 +549,15 @@ def add_single(
     group.append(name)
 
 
-def clipped_groups(several: Sequence[Multiplied]) -> set[Multiplied]:
+def clipped_groups(groups: Sequence[Multiplied]) -> set[Multiplied]:
     """Return the groups whose norm is a clipping norm, which several steps share."""
-    ordered = sorted(several, key=lambda each: each.norm)
-    norms = [each.norm for each in ordered]
     clipped = set[Multiplied]()
-    for each, ends in zip(
-        ordered, shared(ordered, norms, lambda each: each.tolerance), strict=True
+    for group, ends in shared(
+        groups, lambda group: group.norm, lambda group: group.tolerance
     ):
-        others = [other for other in ends if other is not each]
-        if others and all(map(each.may_be_clipped, others)):
-            clipped.add(each)
+        others = [other for other in ends if other is not group]
+        if others and all(map(group.may_be_clipped, others)):
+            clipped.add(group)
     return clipped
 
 
@@ -589,55 +591,54 @@ def has_scale(group: Multiplied, scales: Iterable[float]) -> bool:
     return any(nearly_equal(group.mantissa, scale, tolerance) for scale in scales)
 
 
-def scales_among(several: Sequence[Multiplied]) -> Iterator[Multiplied]:
-    """Yield the entries whose factor is below 1 and occurs in several steps, up to a
+def scales_among(groups: Sequence[Multiplied]) -> Iterator[Multiplied]:
+    """Yield the groups whose factor is below 1 and occurs in several steps, up to a
     power of two.
 
     For gradients with a single nonzero element, the factor
     must occur in almost all steps."""
     for single, min_share in ((False, COMMON_SHARE), (True, 1 - COMMON_SHARE)):
-        ordered = sorted(
-            (each for each in several if each.single == single),
-            key=lambda each: each.mantissa,
-        )
-        ranges = shared(
-            ordered,
-            [each.mantissa for each in ordered],
-            lambda each: EQUAL_BOUNDS * each.bound,
+        for group, ends in shared(
+            [group for group in groups if group.single == single],
+            lambda group: group.mantissa,
+            lambda group: EQUAL_BOUNDS * group.bound,
             min_share,
-        )
-        for each, ends in zip(ordered, ranges, strict=True):
-            if any(other.step != each.step for other in ends) and 0 < each.factor < 1:
-                yield each
+        ):
+            is_repeated = any(other.step != group.step for other in ends)
+            if is_repeated and 0 < group.factor < 1:
+                yield group
 
 
 def shared(
-    ordered: Sequence[Multiplied],
-    values: Sequence[float],
+    groups: Sequence[Multiplied],
+    value: Callable[[Multiplied], float],
     tolerance: Callable[[Multiplied], float],
     min_share: float = COMMON_SHARE,
-) -> Iterator[tuple[Multiplied, ...]]:
-    """For each entry, yield the first and the last entry with an equal value, up to the
+) -> Iterator[tuple[Multiplied, tuple[Multiplied, ...]]]:
+    """Yield each group, with the first and the last group of equal value, up to the
     tolerance.
 
-    Yield () if fewer than two entries have this value, or fewer than the fraction
-    `min_share` of a parameter's entries. A few values are nearly equal by chance.
+    Yield () instead of these two if fewer than two groups have this value, or fewer
+    than the fraction `min_share` of a parameter's groups. A few values are nearly equal
+    by chance.
 
     Args:
-        ordered: entries, sorted by value.
-        values: the value of each entry.
-        tolerance: function that returns the tolerance of an entry's value.
-        min_share: smallest fraction of a parameter's entries.
+        groups: groups of all steps.
+        value: function that returns the value of a group.
+        tolerance: function that returns the tolerance of this value.
+        min_share: smallest fraction of a parameter's groups.
     """
-    times = Counter(name for each in ordered for name in each.names)
-    for each, value in zip(ordered, values, strict=True):
-        first = bisect_left(values, value - tolerance(each))
-        stop = bisect_right(values, value + tolerance(each))
-        entries = min(times[name] for name in each.names)
-        if stop - first >= max(2.0, min_share * entries):
-            yield ordered[first], ordered[stop - 1]
-        else:
-            yield ()
+    ordered = sorted(groups, key=value)
+    values = [value(group) for group in ordered]
+    times = Counter(name for group in ordered for name in group.names)
+    for group, center in zip(ordered, values, strict=True):
+        first = bisect_left(values, center - tolerance(group))
+        stop = bisect_right(values, center + tolerance(group))
+        count = min(times[name] for name in group.names)
+        ends: tuple[Multiplied, ...] = ()
+        if stop - first >= max(2.0, min_share * count):
+            ends = (ordered[first], ordered[stop - 1])
+        yield group, ends
 
 
 def clusters(factors: Mapping[str, float], tolerance: float) -> list[list[str]]:
@@ -655,19 +656,19 @@ def clusters(factors: Mapping[str, float], tolerance: float) -> list[list[str]]:
     return groups
 
 
-def is_union(each: Multiplied, known: Mapping[frozenset[str], float]) -> bool:
+def is_union(group: Multiplied, known: Mapping[frozenset[str], float]) -> bool:
     """Return True if a group is a union of groups that were clipped to their `known`
     norms. One part of the union may be missing in `known`, if its norm is one of the
     known norms."""
-    rest = each
-    if each.single or each.factor < 0:
+    rest = group
+    if group.single or group.factor < 0:
         return False
     for names, norm in known.items():
         part = rest.only(names)
         if len(part.names) == len(names) and abs(part.norm - norm) <= part.tolerance:
             rest = rest.only(name for name in rest.names if name not in names)
-    if rest is each:
-        return not each.names
+    if rest is group:
+        return not group.names
     norms = known.values()
     return not rest.names or any(
         abs(rest.norm - norm) <= rest.tolerance for norm in norms

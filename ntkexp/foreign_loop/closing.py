@@ -272,35 +272,37 @@ def share_of(attribution: xr.Dataset, name: str) -> float:
 # of these outputs from f.
 
 
-def casts_sentence(found: xr.Dataset) -> str:
+def casts_sentence(attribution: xr.Dataset) -> str:
     """Return a sentence on the effect of casts,
     or an empty string if there were none."""
-    if "away" not in found.attrs:
+    if "away" not in attribution.attrs:
         return ""
     causes = []
-    if "frozen" in found.attrs:
-        causes.append(f"frozen weights in {found.attrs['frozen']}")
-    if "autocast" in found.attrs:
-        causes.append(f"autocast to {found.attrs['autocast']}")
-    of_outputs = float(found.attrs["away"]) / (norm_of_part(found, "change") or 1.0)
+    if "frozen" in attribution.attrs:
+        causes.append(f"frozen weights in {attribution.attrs['frozen']}")
+    if "autocast" in attribution.attrs:
+        causes.append(f"autocast to {attribution.attrs['autocast']}")
+    of_outputs = float(attribution.attrs["away"]) / (
+        norm_of_part(attribution, "change") or 1.0
+    )
     return (
         f"{' and '.join(causes)} changed gradients by up to "
-        f"{short(float(found['casts_error'].max()))} of their size, and thereby the "
-        f"outputs by {short(share_of(found, 'rounding'))} of what training changed, which no example "
+        f"{short(float(attribution['casts_error'].max()))} of their size, and thereby the "
+        f"outputs by {short(share_of(attribution, 'rounding'))} of what training changed, which no example "
         "caused; outputs are computed without casts, which moves them by "
         f"{short(of_outputs)} of what training changed"
     )
 
 
-def rounding_sentence(found: xr.Dataset) -> str:
+def rounding_sentence(attribution: xr.Dataset) -> str:
     """Return a sentence on rounding errors without casts. Return an empty string if
     their share of the change is at most √eps."""
-    share = float(found.attrs.get("rounding", 0.0))
-    if share <= float(np.finfo(found["change"].dtype).eps) ** 0.5:
+    share = float(attribution.attrs.get("rounding", 0.0))
+    if share <= float(np.finfo(attribution["change"].dtype).eps) ** 0.5:
         return ""
-    if "rounds" in found.attrs:
+    if "rounds" in attribution.attrs:
         return (
-            f"{found.attrs['rounds']} computes its steps in lower precision; the "
+            f"{attribution.attrs['rounds']} computes its steps in lower precision; the "
             f"rounding caused {short(share)} of what training changed (`rounding`), and "
             "no example did"
         )

@@ -214,12 +214,12 @@ def loop_effects(
     return checked_effects(values, facts, caveats, check, unchecked=UNCHECKED)
 
 
-def attributes_of(found: EffectsResult) -> dict[str, float | str]:
+def attributes_of(result: EffectsResult) -> dict[str, float | str]:
     """Return the `attrs` of the array `effect` in the attribution,
     with "agreement" last."""
-    facts = dict(found.facts)
+    facts = dict(result.facts)
     agrees = {"agreement": facts.pop("agreement")} if "agreement" in facts else {}
-    return facts | {"caveats": "; ".join(found.caveats)} | agrees
+    return facts | {"caveats": "; ".join(result.caveats)} | agrees
 
 
 def training_of(trace: LoopProblem, mean: MeanName) -> FollowedTraining:

@@ -254,7 +254,7 @@ class ClipSearch:
     # largest elements at the bound, so these elements are candidates for the bound.
     largest: Sequence[float] = ()
 
-    def found(self, earlier: Sequence[ValueClip]) -> ValueClip | None:
+    def find(self, earlier: Sequence[ValueClip]) -> ValueClip | None:
         """Return the clipping, or None if there is none.
         Try the clippings of earlier steps first."""
         for known in earlier:
