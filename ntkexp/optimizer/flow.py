@@ -131,9 +131,8 @@ class Flow(AbstractPlain):
         clipped."""
         if self.clip_norm is not None:
             raise Mistake(
-                f"optimizer.clip_norm={self.clip_norm:g}: a flow has no steps whose gradient could "
-                "be clipped; "
-                "leave it out, or use optimizer=gd"
+                f"optimizer.clip_norm={self.clip_norm:g}: a flow has no steps whose gradient "
+                "could be clipped; leave it out, or use optimizer=gd"
             )
         return self
 

@@ -283,6 +283,5 @@ def refuse_years(seconds: float, what: str, device: str, remedy: str) -> None:
     if seconds > patience * SECONDS_PER_YEAR:
         raise Mistake(
             f"{what}: this would take about {duration(seconds)} on one core, more than "
-            f"{patience:g} years; "
-            f"lower {remedy}"
+            f"{patience:g} years; lower {remedy}"
         )
