@@ -466,8 +466,9 @@ def summed_gradient(calls: Sequence[CallGradients], step: FollowedStep) -> Weigh
     for call in calls:
         total = call.total(step.start)
         for name in step.with_grad:
-            part = total[name]
-            gradient[name] = gradient[name] + part if name in gradient else part
+            gradient[name] = (
+                gradient[name] + total[name] if name in gradient else total[name]
+            )
         del total
     if not calls:
         return step.zero_gradient

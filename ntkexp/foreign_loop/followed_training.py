@@ -351,7 +351,7 @@ def is_plain(mean: float, tolerance: float) -> bool:
 # relative rounding error of a gradient that is summed in another order, in units of eps
 SUM_ORDER_EPS = 1e4
 # If terms of g cancel, rounding may move the factor c away from a power of two. The
-# rounding error of c is measured if c is this close to a power of two, relatively.
+# rounding error of c is measured if the relative distance is at most this.
 NEAR_POWER = 0.01
 # relative tolerance for comparing the clipping norms of two steps, in float32
 SAME_NORM = 1e-3
