@@ -16,7 +16,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import TYPE_CHECKING, ClassVar, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -83,6 +83,10 @@ from ntkexp.text import counted, short
 if TYPE_CHECKING:
     import xarray as xr
 
+Group: TypeAlias = tuple[int, ...]
+"""The indices of a group of examples, in ascending order."""
+
+
 # --- The design of a validation.
 
 
@@ -116,7 +120,7 @@ class Design:
         if self.top is not None:
             checked_number("top", self.top)
 
-    def removals(self, examples: int) -> list[tuple[int, ...]]:
+    def removals(self, examples: int) -> list[Group]:
         """Draw the groups of examples that are left out."""
         count = number_of(self.leave_out, examples, "leave_out")
         generator = stream("left out", self.seed, examples)
@@ -260,8 +264,8 @@ class LoopSubject(AbstractSubject):
 
     def from_seed(self, seed: int) -> AbstractRetraining:
         raise Mistake(
-            f"fresh seeds (here {seed}): a followed loop seeds itself, and again= runs that one; "
-            "follow and validate it once for each seed"
+            f"fresh seeds (here {seed}): a followed loop sets its own seed, and again= repeats "
+            "this seed; follow and validate the loop once for each seed"
         )
 
     def outputs(
@@ -360,7 +364,7 @@ def by_workers(
     if missing := store.missing(trainings):
         raise Unfinished(
             f"{store.run}: {counted(len(missing), 'training')} of {len(trainings)} are missing: "
-            f"{lost or 'what workers wrote is not to be seen here'}; the same command continues"
+            f"{lost or 'this machine does not see the files of the workers'}; the same command continues"
         )
 
 
@@ -538,7 +542,7 @@ def validate(
             for each query, or None to omit QLD.
         fresh: The number of new seeds per group of examples;
             0 uses the seed of the run.
-        seed: The seed that draws the removed examples.
+        seed: The seed of the random groups.
         queries: The maximum number of points at which scores are validated.
         split: The split of these points. By default, the first of query, test
             and train that the run has.
@@ -670,7 +674,7 @@ def refuse_again(run: Run, again: object) -> None:
     or is given for any other run."""
     if "follow" in run.config and again is None:
         raise WrongArgument(
-            f"again=: {run.path} is of a loop of your own; give the function that runs it again",
+            f"again=: {run.path} holds a followed loop; give the function that runs it again",
             "again",
         )
     if "follow" not in run.config and again is not None:
@@ -702,23 +706,16 @@ def validated(
     case: ValidationCase, design: Design, *, lower_is_better: bool
 ) -> Validation:
     """Retrain without groups of examples, and compare all scores with the outputs after
-    retraining.
-    """
+    retraining."""
     count = len(case.examples)
     shape = case.whole.shape
-    sign = -1.0 if lower_is_better else 1.0
     removals = design.removals(count)
-    seeds: list[int | None] = [None]
-    if design.fresh:
-        seeds = [design.seed + 1 + index for index in range(design.fresh)]
 
     # QLD uses one output per point: the largest output, which belongs to the predicted
     # class
     top = None if design.top is None else number_of(design.top, count, "top")
     chosen = np.ravel_multi_index((np.arange(shape[0]), case.whole.argmax(1)), shape)
-    top_of_queries: dict[str, list[tuple[int, ...]]] = {
-        name: [] for name in case.scores
-    }
+    top_of_queries: dict[str, list[Group]] = {name: [] for name in case.scores}
     if top:
         for name, scores in case.scores.items():
             top_of_queries[name] = top_examples(
@@ -727,14 +724,7 @@ def validated(
 
     # retrain with all examples, without each random group, and without the top examples
     top_groups = [group for groups in top_of_queries.values() for group in groups]
-    groups = dict.fromkeys([(), *removals, *top_groups])
-    trainings = [TrainingWithout(group, seed) for group in groups for seed in seeds]
-    outputs_of = dict(zip(trainings, case.carried_out(trainings), strict=True))
-    after = {}  # group of removed examples → outputs [query], averaged over seeds
-    for group in groups:
-        of_seeds = [outputs_of[TrainingWithout(group, seed)] for seed in seeds]
-        after[group] = np.mean(of_seeds, axis=0).reshape(-1)
-
+    after = outputs_without(case, design, [(), *removals, *top_groups])
     outputs = np.stack([after[group] for group in removals])
     truth = GroundTruth(
         left_out=np.array([np.isin(np.arange(count), group) for group in removals]),
@@ -746,7 +736,8 @@ def validated(
         fresh=design.fresh,
     )
 
-    # compute LDS and QLD of each method
+    # LDS and QLD of each method
+    sign = -1.0 if lower_is_better else 1.0
     validated_scores = []
     for name, scores in case.scores.items():
         lds = linear_datamodeling_score(scores, truth.left_out, outputs)
@@ -770,6 +761,24 @@ def validated(
         lower_is_better=lower_is_better,
         doubts=() if design.fresh else doubts_of(case.whole, truth),
     )
+
+
+def outputs_without(
+    case: ValidationCase, design: Design, groups: Sequence[Group]
+) -> dict[Group, Outputs]:
+    """Retrain without each group of examples. Return the outputs after retraining as
+    vectors, averaged over seeds."""
+    seeds: list[int | None] = [None]
+    if design.fresh:
+        seeds = [design.seed + 1 + index for index in range(design.fresh)]
+    distinct = dict.fromkeys(groups)
+    trainings = [TrainingWithout(group, seed) for group in distinct for seed in seeds]
+    outputs_of = dict(zip(trainings, case.carried_out(trainings), strict=True))
+    after = {}
+    for group in distinct:
+        of_seeds = [outputs_of[TrainingWithout(group, seed)] for seed in seeds]
+        after[group] = np.mean(of_seeds, axis=0).reshape(-1)
+    return after
 
 
 def doubts_of(whole: Outputs, truth: GroundTruth) -> tuple[str, ...]:

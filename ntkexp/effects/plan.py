@@ -88,8 +88,7 @@ class SweepMemory:
         )
 
     def retraining_remark(self, *, has_sweep: bool = True) -> str:
-        """Return a message which says that leave-out effects are measured by
-        retraining, and gives the reason.
+        """Return a message on the reason for measuring effects by retraining.
 
         If `has_sweep`, a sweep would take longer. Otherwise a sweep is impossible,
         because the derivative of the optimizer's step is unknown."""

@@ -181,7 +181,6 @@ class StateAdjoint:
 
     @property
     def state(self) -> dict[str, Tensor]:
-        """The adjoints that exist, for a checkpoint."""
         rows = {
             "weights": self.weights,
             "memory": self.memory,
@@ -582,7 +581,6 @@ class AdjointSweep:
 
     @property
     def state(self) -> dict[str, Any]:
-        """The state for a checkpoint."""
         adjoints = [adjoint.state for adjoint in self.adjoints]
         return {
             "left": self.steps_left,
@@ -592,7 +590,6 @@ class AdjointSweep:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from a checkpoint."""
         self.steps_left = state["left"]
         self.norms = list(state["sizes"])
         self.effects = state["effects"].to(self.effects.device)
@@ -690,7 +687,6 @@ class ChunkedSweep:
 
     @property
     def state(self) -> dict[str, Any]:
-        """The state for a checkpoint, as plain data and tensors."""
         return {
             "done": self.done,
             "effects": self.effects,
@@ -699,7 +695,6 @@ class ChunkedSweep:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from a checkpoint."""
         self.done = state["done"]
         self.norms = state["sizes"]
         self.saved = state["sweep"]

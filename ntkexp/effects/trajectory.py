@@ -35,7 +35,8 @@ class FlatWeights:
     @property
     def slices(self) -> dict[str, slice]:
         """The slice of each parameter in the vector."""
-        slices, start = {}, 0
+        slices = {}
+        start = 0
         for name, shape in self.shapes.items():
             slices[name] = slice(start, start + shape.numel())
             start += shape.numel()
@@ -75,7 +76,6 @@ class FlatWeights:
 
 
 def flat_like(weights: Mapping[str, Tensor]) -> FlatWeights:
-    """Return the layout of these weights."""
     return FlatWeights({name: weight.shape for name, weight in weights.items()})
 
 

@@ -3,7 +3,7 @@ and attribute outputs to examples.
 
     with ntkexp.follow(model, optimizer, queries=x_query) as trace:
         train()                       # any loop of PyTorch, unchanged
-    found = trace.attribute()         # contribution of each example to each output
+    attribution = trace.attribute()   # contribution of each example to each output
 
 A call is one forward pass of the model in the loop. For each call, the trace records
 the inputs, and ∂L/∂f, the gradient of the loss with respect to the outputs f. Each

@@ -22,6 +22,7 @@ from ntkexp.foreign_loop.call import (
     device_generators,
     generator_state,
 )
+from ntkexp.foreign_loop.outside import same_values
 from ntkexp.foreign_loop.problem import LoopProblem
 from ntkexp.foreign_loop.step import AbstractSteps
 from ntkexp.foreign_loop.user_loss import Weighing
@@ -148,8 +149,6 @@ class LoopAgain(AbstractRetraining):
         announced.stop()
 
     def end_with(self, weights: Mapping[str, float]) -> Float[Tensor, " weight"]:
-        """Train with example weights `weights`,
-        and return the final network weights."""
         return self.flat.vector(self.train(weights).steps.end)
 
     def outputs_at(self, end: Float[Tensor, " weight"]) -> Float[Tensor, "point out"]:
@@ -198,7 +197,7 @@ def refuse_other_start(ours: Weights, theirs: Weights) -> None:
     different = sorted(
         name
         for name in ours
-        if name not in theirs or not same(ours[name], theirs[name])
+        if name not in theirs or not same_values(theirs[name], ours[name])
     )
     if not different and len(ours) == len(theirs):
         return
@@ -219,8 +218,3 @@ def refuse_other_examples(ours: AbstractSteps, theirs: AbstractSteps) -> None:
             f"{len(theirs)} steps use other examples, or another order; let the "
             "function seed the order of its batches"
         )
-
-
-def same(one: Tensor, other: Tensor) -> bool:
-    """Return True if two tensors have the same values."""
-    return one.shape == other.shape and torch.equal(one, other.to(one))

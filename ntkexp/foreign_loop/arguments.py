@@ -25,6 +25,7 @@ from ntkexp.foreign_loop.clipping import ASK_LOSSES
 from ntkexp.foreign_loop.example_names import Ids
 from ntkexp.foreign_loop.host_reads import read_numbers
 from ntkexp.foreign_loop.measure import (
+    NO_QUERIES,
     Measure,
     MeasuredQueries,
     QueryCalls,
@@ -112,8 +113,8 @@ class ParameterGroups:
         return known[1:]
 
     def named_group(self, group: dict[str, Any]) -> Group:
-        """Return a parameter group with those of its tensors that are parameters of the
-        model, by name. Raise if a parameter cannot be followed."""
+        """Return a parameter group, with the names of its parameters in the model.
+        Omit other tensors. Raise if a parameter cannot be followed."""
         members = dict[str, nn.Parameter]()
         for weight in group["params"]:
             if id(weight) not in self.names:
@@ -181,7 +182,6 @@ class ParameterGroups:
                 )
 
     def of(self, optimizer: torch.optim.Optimizer) -> dict[str, nn.Parameter]:
-        """Return the parameters of one optimizer."""
         _, members = self.present(optimizer)
         return members
 
@@ -247,11 +247,9 @@ def unwrapped_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimiz
     inner = getattr(optimizer, "optimizer", None)
     if "SAM" in type(optimizer).__name__:
         inner = getattr(optimizer, "base_optimizer", None)
-    return (
-        unwrapped_optimizer(inner)
-        if isinstance(inner, torch.optim.Optimizer)
-        else optimizer
-    )
+    if isinstance(inner, torch.optim.Optimizer):
+        return unwrapped_optimizer(inner)
+    return optimizer
 
 
 def unwrapped_model(model: nn.Module) -> nn.Module:
@@ -367,7 +365,7 @@ class FollowOptions:
                 f"to={in_short(self.to)} is a {type(self.to).__name__}, which names no "
                 "folder; give the path of a folder"
             )
-        _ = self.budget
+        _ = self.budget  # raises if `memory_gb` is not a positive number
         are_rules = isinstance(self.rules, list | tuple) and all(
             isinstance(rule, AbstractOptimizerRule) for rule in self.rules
         )
@@ -464,19 +462,32 @@ def checked_queries(queries: Inputs, module: nn.Module, output: Output) -> Input
             )
     inputs = map_tensors(torch.clone, as_inputs(queries))
     if not examples(inputs):
+        raise Mistake(NO_QUERIES)
+    outputs = first_outputs(inputs, module, output)
+    if not outputs.dim():
+        raise Mistake(ONE_NUMBER)
+    if len(outputs) != 1:
         raise Mistake(
-            "queries=: there are none; give inputs at which the model is to be "
-            "explained"
+            f"queries=: the model returns {len(outputs)} rows for one query; let it "
+            "return one row for each query. The axis of queries must be the first "
+            "(batch_first=True in recurrent layers); positions and views need axes of "
+            f"their own after it{advice_for_lists(inputs)}"
         )
-    weights = {name: weight.detach() for name, weight in module.named_parameters()}
-    function = CalledModule(module, output).function
+    return inputs
+
+
+def first_outputs(inputs: Inputs, module: nn.Module, output: Output) -> Tensor:
+    """Return the outputs at the first query. Raise with advice if the module fails."""
+    called = CalledModule(module, output)
+    weights = called.weights
+    function = called.function
     try:
         with (
             torch.no_grad(),
             beginning_at(generator_states(module)),
             left_alone(module),
         ):
-            outputs = function(weights, part(inputs, slice(1)))
+            return function(weights, part(inputs, slice(1)))
     except Mistake:
         raise
     # errors of the user's model
@@ -496,16 +507,6 @@ def checked_queries(queries: Inputs, module: nn.Module, output: Output) -> Input
             "queries=: the model cannot be called with the queries: "
             f"{first_line(error)}{advice}"
         ) from error
-    if not outputs.dim():
-        raise Mistake(ONE_NUMBER)
-    if len(outputs) != 1:
-        raise Mistake(
-            f"queries=: the model returns {len(outputs)} rows for one query; let it "
-            "return one row for each query. The axis of queries must be the first "
-            "(batch_first=True in recurrent layers); positions and views need axes of "
-            f"their own after it{advice_for_lists(inputs)}"
-        )
-    return inputs
 
 
 def advice_for_arguments(inputs: Inputs, error: Exception) -> str:
@@ -541,9 +542,8 @@ def measured_queries(
         measure, QueryCalls(sizes, query_names(queries, sizes, ids))
     )
     module = called.module
-    weights = {name: weight.detach() for name, weight in module.named_parameters()}
     with torch.no_grad(), beginning_at(generator_states(module)), left_alone(module):
-        outputs = called.outputs(weights, queries)
+        outputs = called.outputs(called.weights, queries)
     measured.out_names(outputs, queries)
     measured.refuse_unexplained(outputs, queries)
     return measured
@@ -565,9 +565,7 @@ def refuse_without_rules(
     ntkexp.mistake.Mistake: no difference rule for the operation aten.special_entr.default; follow a model without that
     """
     weights = {
-        name: weight.detach()
-        for name, weight in called.module.named_parameters()
-        if name in trained
+        name: weight for name, weight in called.weights.items() if name in trained
     }
     if not weights:
         return

@@ -63,8 +63,7 @@ class LoopBackward:
     reader: Reader
     calls: CallReaders
     queries: Inputs
-    # recorded forward pass of the queries, at the weights before the step that was
-    # added last. These are the weights after the step that is added next.
+    # recorded forward pass of the queries at the weights after the next step to add
     later: Tape
     example_rows: Mapping[str, int]  # index of each example
     added: LoopSums  # sums over the steps so far
@@ -84,20 +83,20 @@ class LoopBackward:
     ) -> None:
         """Add all steps of the loop to the sums. After each step, call `explained` with
         the recorded model calls of the step."""
-        began = steps.count
+        earliest = steps.count  # index of the earliest step so far
         parameters = list(self.calls.called.module.parameters())
         is_large_model = is_large(parameters)
         for step, later in steps.backwards():
-            if step.index + 1 < began:
+            if step.index + 1 < earliest:
                 self.pass_over(later)
             self.take(step, later, steps)
             self.add_earlier_momentum(step)
-            began = step.index
+            earliest = step.index
             explained(step.calls)
             del step, later  # free their memory before the next step is replayed
             if is_large_model:
                 release_memory(parameters)
-        if began:
+        if earliest:
             self.pass_over(steps.start(0))
 
     def take(self, step: FollowedStep, end: Weights, steps: AbstractSteps) -> None:
@@ -105,17 +104,12 @@ class LoopBackward:
         self.divided |= {name for name in step.with_grad if step.linear[name].divides}
 
         # Jᵢᵀℓ′ᵢ of every example i, at the weights of its call, and g = Σᵢ Jᵢᵀℓ′ᵢ
-        starts = [
-            step.start if call.at == step.index else steps.start(call.at)
-            for call in step.calls
-        ]
-        begun = weights_of_calls(step.calls, starts)
+        begun = begun_at(step, steps)
         calls = self.call_gradients(step, begun)
         gradient = summed_gradient(calls, step)
 
         # proof (a): the optimizer used the gradient c g + e, and no example caused e
         proved = self.prove(step, begun, gradient, calls)
-        factors = proved.factors
         rounding, credited = self.rounding_of(step, calls, gradient, proved)
 
         # J̄, the secant Jacobian of the queries along the step
@@ -126,7 +120,7 @@ class LoopBackward:
         # adjoints U_s = S_s ⊙ J̄ + β_{s+1} U_{s+1} and V_s = α_s U_s + N_s ⊙ J̄, with
         # the symbols of `LinearStep`, and the inner products ⟨V, c Jᵢᵀℓ′ᵢ⟩, −⟨V, λθ⟩
         # and −⟨V, e⟩
-        right = StepRows(step, calls, self.calls.buffer_bytes)
+        right = StepRows(step, calls, self.calls)
         back = BackwardStep(
             start=step.start,
             difference={
@@ -134,55 +128,43 @@ class LoopBackward:
             },
             linear=step.linear,
             right=right.jacobians,
-            factor=factors,
+            factor=proved.factors,
             rounding=rounding,
             credit=credited,
         )
         result = self.sum.add(back, [(1.0, secant)])
-        is_exact = self.calls.batch_norm == "exact"
-        terms = right.terms(result.terms, coupling_is_rounding=is_exact)
-        by_component = [
-            right.terms(share, coupling_is_rounding=is_exact)
-            for share in result.by_component
-        ]
+        terms = right.terms(result.terms)
         refuse_wrong_sums(step, calls)
 
-        # proof (c): J̄Δθ = Δf
+        # proof (c): J̄Δθ = Δf. If a discrete choice changed at a query, the rest of Δf
+        # is reported as a jump.
         change = ends.after.outputs - ends.before.outputs
         unclosed = result.change - change
-
-        # if a discrete choice changed at a query, the rest of Δf is reported as a jump
         jumps = torch.where(jumped[:, None], -unclosed, 0.0)
         unclosed = unclosed + jumps
-        proofs = StepProofs(
-            gradient_factor=proved.smallest(step.with_grad),
-            gradient_error=proved.missed,
-            rule_error=step.rule_error,
-            closure=ratio(unclosed.norm(), change.norm()),
-            casts_error=relative_size(rounding, step.gradient)
-            if self.is_cast(step)
-            else 0.0,
-        )
+        casts_error = 0.0
+        if self.is_cast(step):
+            casts_error = relative_size(rounding, step.gradient)
 
-        # the magnitudes of all terms, for the final check
-        statistics = self.later.outputs - ends.after.outputs
-        masses = (
-            terms.contributions.abs().sum(2),
-            terms.decay,
-            terms.rounding,
-            statistics,
-            jumps,
-            terms.coupling,
-        )
-        self.added.closing.add_step(secant, step.start, unclosed, masses)
-        self.find_cancelling(terms.contributions, step, calls, credited)
-
-        # the sums by example and by step
+        # the sums by example and by step, and the final check
         rows = self.rows_of(step, terms.contributions)
-        index = self.steps.index(step.index)
         summands = StepSummands(
-            index, rows, terms, statistics, jumps, proofs, by_component
+            index=self.steps.index(step.index),
+            rows=rows,
+            terms=terms,
+            statistics=self.later.outputs - ends.after.outputs,
+            jumps=jumps,
+            proofs=StepProofs(
+                gradient_factor=proved.smallest(step.with_grad),
+                gradient_error=proved.missed,
+                rule_error=step.rule_error,
+                closure=ratio(unclosed.norm(), change.norm()),
+                casts_error=casts_error,
+            ),
+            by_component=[right.terms(share) for share in result.by_component],
         )
+        self.added.closing.add_step(secant, step.start, unclosed, summands.magnitudes)
+        self.find_cancelling(terms.contributions, step, calls, credited)
         self.added.add(summands)
         self.add_positions(step, calls, rows, right.position_kernel(result.terms))
         self.later = ends.before
@@ -252,8 +234,8 @@ class LoopBackward:
         readers = replace(
             self.calls,
             buffer_bytes=self.calls.buffer_bytes / max(1, len(step.calls)),
-            # None if any gradient is divided: its credit (see `rounding_of`) needs the
-            # gradients of examples, not only products with directions
+            # The credit of a divided gradient (see `rounding_of`) needs the gradients
+            # of examples. Products with directions do not suffice.
             directions=None if self.divided else self.calls.directions,
         )
         try:
@@ -271,9 +253,8 @@ class LoopBackward:
         gradient: Weights,
         calls: Sequence[CallGradients],
     ) -> GradientFactors:
-        """Run proof (a) of a step. Return the factor c of each parameter, the factor of
-        each element that was clipped by value, and the relative distance between c
-        times the gradient of the examples and the gradient that the optimizer used.
+        """Run proof (a) of a step. Return the factors between the gradient of the
+        examples and the gradient that the optimizer used.
 
         Raise if the optimizer did not use c times the gradient of the examples, or if
         the replayed calls do not return the outputs of the loop.
@@ -301,19 +282,7 @@ class LoopBackward:
         proved = gradient_factors(
             gradient, consumed, step.index, facts, tolerance, noise
         )
-        for call, replay in zip(step.calls, replayed, strict=True):
-            if call.signed is not None and (missed := replay.other(call.signed)):
-                if call.losses is not None:
-                    raise Mistake(
-                        f"step {step.index}: at the same weights, the function of "
-                        "trace.losses returned other losses in the loop than it does "
-                        f"now (relative difference {missed:.2g}); {ASK_SAME_LOSSES}"
-                    )
-                raise Mistake(
-                    f"step {step.index}: at the same weights, the model returned other "
-                    "outputs in the loop than it does now (relative difference "
-                    f"{missed:.2g}); {CHANGED}"
-                )
+        refuse_other_outputs(step, replayed)
         bound = bound_of(consumed, tolerance)
         if proved.clipped is not None:
             self.multiplied.clipped_values.append(proved.clipped)
@@ -333,7 +302,8 @@ class LoopBackward:
     ) -> tuple[Weights, Sequence[Replayed]]:
         """Return the gradient of the calls, and their outputs,
         by autograd under the loop's casts."""
-        called, outputs = self.calls.called, list[Tensor]()
+        called = self.calls.called
+        outputs = list[Tensor]()
         gradient = step.zero_gradient
         gradient |= called.gradient(step.calls, begun, outputs.append)
         cast = [
@@ -353,29 +323,25 @@ class LoopBackward:
         gradient: Weights,
         proved: GradientFactors,
     ) -> tuple[Weights, Weights]:
-        """Divide the gradient p that the optimizer used into a part of the examples and
-        a rest e, p = c k ⊙ g + e. Return e, and k.
+        """Split the gradient ĝ that the optimizer used into a part of the examples and
+        a rest e, ĝ = c k ⊙ g + e. Return e and k.
 
-        g is the gradient of the examples, and c are the factors of proof (a). Each
-        element has a credit k. It is 0 if the gradient of the element is only a
-        rounding error (`credit_of_examples`). Otherwise it is the element's factor of
-        clipping by value, or 1 without clipping.
+        g is the gradient of the examples, and c are the factors of proof (a). The
+        credit k of an element is 0 if its gradient is only a rounding error
+        (`credit_of_examples`). Otherwise k is the element's factor of clipping by
+        value, or 1 without clipping.
 
         e is the effect of casts and of rounding, which no example caused. Rounding
         errors matter because Adam normalizes gradients: an element whose gradient is
         only a rounding error moves as far as any other element."""
         cast = self.is_cast(step)
         factors = proved.factors
-        credited = credit_of_examples(
+        masks = credit_of_examples(
             step, calls, gradient, proved, self.divided, cast=cast
         )
-        credited = {
-            **proved.elements,
-            **{
-                name: proved.elements.get(name, 1.0) * mask
-                for name, mask in credited.items()
-            },
-        }
+        credited = dict(proved.elements)
+        for name, mask in masks.items():
+            credited[name] = credited.get(name, 1.0) * mask
         if not cast and not self.divided:
             return {}, credited
         with_grad = set(step.with_grad)
@@ -455,9 +421,7 @@ class LoopBackward:
         momentum from before the followed steps. No followed example caused this
         term."""
         if step.remembered and self.sum.adjoint is not None:
-            momentum = {
-                name: torch.zeros_like(weight) for name, weight in step.start.items()
-            }
+            momentum = step.zeros
             for name, m in step.remembered.items():
                 momentum[name] = self.sum.momentum_decay[name] * m
             self.added.carried -= self.sum.adjoint.applied(momentum)
@@ -486,6 +450,15 @@ class QueryEnds(NamedTuple):
     after: Tape
 
 
+def begun_at(step: FollowedStep, steps: AbstractSteps) -> Sequence[Weights]:
+    """Return the weights of each call of a step. A call may be older than the step."""
+    starts = [
+        step.start if call.at == step.index else steps.start(call.at)
+        for call in step.calls
+    ]
+    return weights_of_calls(step.calls, starts)
+
+
 def summed_gradient(calls: Sequence[CallGradients], step: FollowedStep) -> Weights:
     """Sum the gradients of all examples of a step, for each parameter that received a
     gradient."""
@@ -500,6 +473,26 @@ def summed_gradient(calls: Sequence[CallGradients], step: FollowedStep) -> Weigh
     if not calls:
         return step.zero_gradient
     return gradient
+
+
+def refuse_other_outputs(step: FollowedStep, replayed: Sequence[Replayed]) -> None:
+    """Raise if a replayed call does not return the outputs of the loop."""
+    for call, replay in zip(step.calls, replayed, strict=True):
+        if call.fingerprint is None:
+            continue
+        missed = replay.unexplained_distance(call.fingerprint)
+        if missed and call.losses is not None:
+            raise Mistake(
+                f"step {step.index}: at the same weights, the function of trace.losses "
+                "returned other losses in the loop than it does now (relative "
+                f"difference {missed:.2g}); {ASK_SAME_LOSSES}"
+            )
+        if missed:
+            raise Mistake(
+                f"step {step.index}: at the same weights, the model returned other "
+                "outputs in the loop than it does now (relative difference "
+                f"{missed:.2g}); {CHANGED}"
+            )
 
 
 def refuse_wrong_sums(step: FollowedStep, calls: Sequence[CallGradients]) -> None:
@@ -569,8 +562,9 @@ class StepRows:
     """
 
     def __init__(
-        self, step: FollowedStep, calls: Sequence[CallGradients], buffer_bytes: float
+        self, step: FollowedStep, calls: Sequence[CallGradients], readers: CallReaders
     ) -> None:
+        self.is_exact = readers.batch_norm == "exact"
         self.coupled = [
             call.whole is not None
             for call, followed in zip(calls, step.calls, strict=True)
@@ -579,12 +573,12 @@ class StepRows:
         batch = coupled_row(calls)
         positions = [call.by_position for call in calls if call.by_position is not None]
         for each in positions:
-            each.buffer_bytes = buffer_bytes / len(positions)
+            each.buffer_bytes = readers.buffer_bytes / len(positions)
         self.jacobians = Chain([call.features for call in calls] + batch + [*positions])
         self.examples = len(self.coupled)
         self.first_position = self.examples + len(batch)
 
-    def terms(self, terms: StepTerms, *, coupling_is_rounding: bool) -> LoopTerms:
+    def terms(self, terms: StepTerms) -> LoopTerms:
         """Return the terms of the step: contributions, decay, rounding and coupling.
         The contributions are the negative inner products of V with the examples' rows.
 
@@ -592,27 +586,25 @@ class StepRows:
         the gradient of the batch. There are two reasons for this gap:
 
         - If the gradient of each example was computed through the whole batch
-          (`coupling_is_rounding`), it is a rounding error. Add it to `rounding`.
+          (`is_exact`), it is a rounding error. Add it to `rounding`.
         - Otherwise it is the effect that examples have on one another through the batch
           mean and variance. Return it as `coupling`."""
         kernel = terms.kernel[:, :, : self.examples]
         contributions = kernel.squeeze(3).neg()
-        gap = torch.zeros_like(terms.rounding)
-        if self.first_position == self.examples:
-            return LoopTerms(contributions, terms.decay, terms.rounding, gap)
-        coupled = torch.tensor(self.coupled, device=kernel.device)
-        batch = terms.kernel[:, :, self.examples]
-        gap = (kernel[:, :, coupled].sum(2) - batch).squeeze(2)
-        if coupling_is_rounding:
-            rounding = terms.rounding + gap
-            return LoopTerms(
-                contributions, terms.decay, rounding, torch.zeros_like(gap)
-            )
-        return LoopTerms(contributions, terms.decay, terms.rounding, gap)
+        rounding = terms.rounding
+        coupling = torch.zeros_like(rounding)
+        if self.first_position > self.examples:
+            coupled = torch.tensor(self.coupled, device=kernel.device)
+            batch = terms.kernel[:, :, self.examples]
+            gap = (kernel[:, :, coupled].sum(2) - batch).squeeze(2)
+            if self.is_exact:
+                rounding = rounding + gap
+            else:
+                coupling = gap
+        return LoopTerms(contributions, terms.decay, rounding, coupling)
 
     def position_kernel(self, terms: StepTerms) -> Float[Tensor, "query out row"]:
-        """Return the inner products of V with the gradients by
-        position, the last rows."""
+        """Return the inner products of V with the gradients by position."""
         return terms.kernel[:, :, self.first_position :].squeeze(3)
 
 

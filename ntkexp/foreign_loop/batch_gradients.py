@@ -319,7 +319,7 @@ class TermProducts(Sequence[DirectionalGradients]):
         # `max` of Python would hide nan
         self.missed = float(torch.stack([gap.new_tensor(self.missed), *relative]).max())
 
-    def are_products(self) -> bool:
+    def agree(self) -> bool:
         """Return True if torch has forward-mode derivatives of the function, and they
         agree with its backward pass in one direction.
 
@@ -388,7 +388,7 @@ class SplitGradients(TermGradients):
             part.gradients_of_each(self.output_gradient[chosen].diag())
         )
 
-    def are_gradients(self) -> bool:
+    def agree(self) -> bool:
         """Return True if these gradients equal the gradients through the whole batch.
 
         Draw a random number rᵢ for each example. Compare Σ rᵢgᵢ with the gradient of
@@ -397,6 +397,8 @@ class SplitGradients(TermGradients):
         generator = stream("shares", self.examples)
         shares = normal(generator, self.examples).to(self.output_gradient)
         whole = self.coupled.gradients(shares * self.output_gradient, keep=True)
+
+        # gap ← gap − Σ rᵢgᵢ,   square ← square + Σ ‖rᵢgᵢ‖²
         gap = dict(zip(self.coupled.leaves, whole, strict=True))
         square = 0.0
         try:
@@ -405,9 +407,8 @@ class SplitGradients(TermGradients):
                 for block in self[index].blocks:
                     assert isinstance(block, Rows)
                     terms = rows[:, None] * block.rows.flatten(1)
-                    gap[block.name] = gap[block.name] - terms.sum(0).view_as(
-                        gap[block.name]
-                    )
+                    rest = gap[block.name]
+                    gap[block.name] = rest - terms.sum(0).view_as(rest)
                     square += float(terms.square().sum())
         except Exception as error:
             # the user's function may fail if it receives only some rows

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
+from ntkexp.foreign_loop.closing import share_of
 from ntkexp.mistake import Mistake, in_short
 from ntkexp.model.functional import named_layers
 from ntkexp.shapes import Weights
@@ -280,21 +281,15 @@ def batch_norm_sentence(attribution: xr.Dataset) -> str:
     string if no statistics were updated."""
     if "statistics" not in attribution:
         return ""
-    change = float((attribution["change"] ** 2).sum() ** 0.5)
-
-    def share(name: str) -> str:
-        size = float((attribution[name] ** 2).sum() ** 0.5)
-        return short(size / change if change else size)
-
+    share = short(share_of(attribution, "statistics"))
     moved = (
-        f"running statistics of BatchNorm caused {share('statistics')} of the change "
-        "(`statistics`)"
+        f"running statistics of BatchNorm caused {share} of the change (`statistics`)"
     )
     if "coupling" not in attribution:
         return f"{moved}, which belongs to no example"
     return (
         f"{moved}, and effects of examples on one another through batch statistics "
-        f"caused {share('coupling')} of it (`coupling`), which batch_norm='exact' "
+        f"caused {short(share_of(attribution, 'coupling'))} of it (`coupling`), which batch_norm='exact' "
         "divides among the examples; if this exceeds the change, as under Adam with a "
         "bias before a norm, single contributions mean little"
     )

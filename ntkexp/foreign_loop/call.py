@@ -70,7 +70,6 @@ def has_generator(device: torch.device) -> bool:
 
 
 def generator_state(device: str) -> Tensor:
-    """Return the state of a device's random number generator."""
     if device == CPU:
         return torch.get_rng_state()
     state: Tensor = torch.get_device_module(device).get_rng_state(device)
@@ -78,7 +77,6 @@ def generator_state(device: str) -> Tensor:
 
 
 def set_generator_states(states: Mapping[str, Tensor]) -> None:
-    """Set the random number generators of some devices to these states."""
     for device, state in states.items():
         if device == CPU:
             torch.set_rng_state(state)
@@ -361,7 +359,7 @@ class ModelCall:
     # number of backward passes so far, including passes whose gradient was dropped
     passes: int = 0
     # fingerprint (random projection) of f
-    signed: Float[Tensor, "example row"] | None = None
+    fingerprint: Float[Tensor, "example row"] | None = None
     shape: tuple[int, ...] = ()  # shape of the followed output
     # BatchNorm's running statistics, before and after the call
     statistics: tuple[Weights, Weights] | None = None
@@ -432,10 +430,10 @@ class ModelCall:
         """Raise if the fingerprint of replayed outputs is not the recorded one, up to
         √eps. Leave smaller differences, and calls with random numbers, to the proofs of
         the step, whose messages say more."""
-        if self.signed is None or self.circumstances.states:
+        if self.fingerprint is None or self.circumstances.states:
             return
-        missed = relative_distance(outputs, self.signed)
-        if missed > torch.finfo(self.signed.dtype).eps ** 0.5:
+        missed = relative_distance(outputs, self.fingerprint)
+        if missed > torch.finfo(self.fingerprint.dtype).eps ** 0.5:
             raise Mistake(
                 f"step {self.at}: at the same weights, the model returned other "
                 "outputs in the loop than it does now (relative difference "
@@ -478,7 +476,7 @@ class ModelCall:
         names = [name for name in several.shapes if name in several.gradients]
         call.joined = {name: several.shapes[name] for name in names}
         call.gradient = torch.cat([several.gradients[name] for name in names], 1)
-        call.signed = torch.cat([several.fingerprints[name] for name in names], 1)
+        call.fingerprint = torch.cat([several.fingerprints[name] for name in names], 1)
         return call
 
 

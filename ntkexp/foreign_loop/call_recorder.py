@@ -149,8 +149,8 @@ class CallRecorder:
         _kwargs: dict[str, object],
         answer: object,
     ) -> object:
-        """Record a call if gradients are enabled. `answer` is None if `forward` raised an
-        error.
+        """Record a call if gradients are enabled. `answer` is the return value of
+        `forward`, or None if `forward` raised an error.
 
         If the model returns several tensors, return the answer with aliases of these
         tensors, which the loop then receives. Otherwise return None, so that the loop
@@ -170,48 +170,55 @@ class CallRecorder:
         tensors = differentiable_outputs(answer, output)
         if not tensors or not output.numel():  # no examples
             return None
-        weights = self.loop.moved_weights(closely=self.pending.have_gradients)
-        layers = named_layers(self.loop.inner)
-        self.loop.refuse_changes(layers, moves_statistics=statistics is not None)
-        inputs = self.copied_inputs(output, running)
-        names, naming_error = self.names_of(inputs)
 
-        call = ModelCall(
-            at=self.loop.store.count,
-            inputs=inputs,
-            circumstances=self.circumstances(LayerModes.of(layers)),
-            given_names=names,
-            naming_error=naming_error,
-            signed=fingerprint(output),
-            shape=tuple(output.shape),
-            statistics=statistics,
-            weights=weights,
-        )
-        counts = (
-            None
-            if self.pending.weighing is None
-            else self.pending.weighing.counts(output, call)
-        )
+        call = self.recorded_call(output, running, statistics)
+        counts: Tensor | None = None
+        if self.pending.weighing is not None:
+            counts = self.pending.weighing.counts(output, call)
         if self.log is not None:
             call.sums_of_loss = self.log.sums_of_loss(output, call)
+        self.pending.calls.append(call)
+        self.count += 1
+
+        # listen to ∂L/∂f of the followed output, and of all others
         followed = [name for name, tensor in tensors.items() if tensor is output]
         if followed:
             if counts is None and self.repeats_outputs(call):
                 call.logits = Logits.of(output)
             past_casts = call.circumstances.autocast is not None
-            listen(
-                output,
-                partial(self.pending.on_gradient, call, counts),
-                past_casts=past_casts,
-            )
-        self.pending.calls.append(call)
-        self.count += 1
+            listener = partial(self.pending.on_gradient, call, counts)
+            listen(output, listener, past_casts=past_casts)
         if len(followed) == len(tensors):
             return None
         aliases = self.listen_to_several(
             call, counts, tensors, next(iter(followed), "")
         )
         return with_outputs(answer, aliases) if aliases else None
+
+    def recorded_call(
+        self,
+        output: Tensor,
+        running: RunningCall,
+        statistics: tuple[Weights, Weights] | None,
+    ) -> ModelCall:
+        """Return the record of a call. `statistics` are the running statistics before
+        and after the call."""
+        weights = self.loop.moved_weights(closely=self.pending.have_gradients)
+        layers = named_layers(self.loop.inner)
+        self.loop.refuse_changes(layers, moves_statistics=statistics is not None)
+        inputs = self.copied_inputs(output, running)
+        names, naming_error = self.names_of(inputs)
+        return ModelCall(
+            at=self.loop.store.count,
+            inputs=inputs,
+            circumstances=self.circumstances(LayerModes.of(layers)),
+            given_names=names,
+            naming_error=naming_error,
+            fingerprint=fingerprint(output),
+            shape=tuple(output.shape),
+            statistics=statistics,
+            weights=weights,
+        )
 
     def repeats_outputs(self, call: ModelCall) -> bool:
         """Return True if a replay can return the same outputs, bit by bit: the call has
@@ -256,14 +263,13 @@ class CallRecorder:
                 inputs=inputs,
                 circumstances=self.circumstances(modes),
                 given_names=names_of(inputs, self.ids, len(losses)),
-                signed=fingerprint(losses),
+                fingerprint=fingerprint(losses),
                 shape=tuple(losses.shape),
                 losses=function,
                 weights=weights,
             )
-            listen(
-                losses, partial(self.pending.on_gradient, call, None), past_casts=False
-            )
+            listener = partial(self.pending.on_gradient, call, None)
+            listen(losses, listener, past_casts=False)
             self.pending.calls.append(call)
             self.count += 1
         return losses
@@ -286,11 +292,8 @@ class CallRecorder:
             if tensor.dim() and len(tensor) == rows
         }
         for name in tensors.keys() - with_rows.keys():
-            listen(
-                tensors[name],
-                partial(self.pending.on_inner_loss, call, name),
-                past_casts=False,
-            )
+            inner_listener = partial(self.pending.on_inner_loss, call, name)
+            listen(tensors[name], inner_listener, past_casts=False)
         if list(with_rows) == [followed]:
             return {}
 
@@ -299,17 +302,14 @@ class CallRecorder:
             for name, tensor in with_rows.items()
             if name != followed
         }
-        if followed in with_rows and call.signed is not None:
-            fingerprints[followed] = call.signed
+        if followed in with_rows and call.fingerprint is not None:
+            fingerprints[followed] = call.fingerprint
         shapes = {name: tuple(tensor.shape) for name, tensor in with_rows.items()}
         call.several = SeveralOutputs(followed, shapes, fingerprints)
         aliases = {name: tensor.view_as(tensor) for name, tensor in with_rows.items()}
         for name, alias in aliases.items():
-            listen(
-                alias,
-                partial(self.pending.on_direct_gradient, call, counts, name),
-                past_casts=False,
-            )
+            listener = partial(self.pending.on_direct_gradient, call, counts, name)
+            listen(alias, listener, past_casts=False)
         return aliases
 
     def copied_inputs(self, output: Tensor, running: RunningCall) -> Inputs:

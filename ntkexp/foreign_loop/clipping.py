@@ -51,16 +51,16 @@ MAX_MEAN = 1000
 # norms of gradients with a single nonzero element. It is smaller, because in these
 # cases no other check would detect a wrong factor.
 RESOLVED_BOUNDS = 0.05
-# A norm or scale of several steps is accepted if at least this fraction of a
-# parameter's steps has it. In a smaller fraction, values may agree by chance.
+# A norm or scale is accepted if at least this fraction of a parameter's steps has it.
+# Fewer steps may agree by chance.
 COMMON_SHARE = 0.1
 WHAT_ADDED = "was a term added to the loss, or a gradient changed by hand?"
 ASK_LOSSES = "let a function return one loss for each example, and call it as trace.losses(function, *batch)"
 # Changes of a factor or bound, in units in the last place. They are tried one after
 # another until the replayed gradient has the same bits as the optimizer's gradient.
 UNITS = (0, 1, -1, 2, -2, 3, -3, 4, -4)
-# Any factor is close to some 2^k/n if n may be large. So n is limited: about this
-# fraction of random factors may be close to some 2^k/n by chance.
+# If n may be large, any factor is close to some 2^k/n. So n is limited: about this
+# fraction of random factors is close to some 2^k/n by chance.
 RARE_SHARE = 0.01
 ASK_ADDED = (
     f"{WHAT_ADDED} For an L2 penalty on weights, use weight_decay of the optimizer. For a "
@@ -114,7 +114,7 @@ class FactorFit:
     between the two gradients."""
 
     factors: Mapping[str, float]
-    # ‖c g − p‖/‖p‖, where p is the gradient that the optimizer used. If all parameters
+    # ‖c g − ĝ‖/‖ĝ‖, where ĝ is the gradient that the optimizer used. If all parameters
     # share one c, norms are over all of them. Otherwise this is the largest ratio of a
     # parameter.
     missed: float
@@ -128,13 +128,16 @@ class FactorFit:
 
 
 def fit_factors(
-    found: Weights, consumed: Weights, tolerance: float, noise: Callable[[], Weights]
+    replayed: Weights,
+    consumed: Weights,
+    tolerance: float,
+    noise: Callable[[], Weights],
 ) -> FactorFit:
     """Fit one factor c to all parameters. If it does not explain the gradient, fit a
     factor to each parameter.
 
     Args:
-        found: replayed gradient g of the recorded examples, or its signatures.
+        replayed: gradient g of the recorded examples, or its signatures.
         consumed: gradient that the optimizer used, or its signatures.
         tolerance: eps of the lower precision under autocast, or 0.
         noise: function that measures the rounding error
@@ -146,28 +149,57 @@ def fit_factors(
 
     # one factor for all parameters, or else one for each
     factor, missed = factor_of_parts(
-        [(found[name].flatten(), part.flatten()) for name, part in consumed.items()]
+        [(replayed[name].flatten(), part.flatten()) for name, part in consumed.items()]
     )
     if missed <= bound:
         return FactorFit(dict.fromkeys(consumed, factor), missed)
     measured_noise = noise()
     # 1.0 is for a gradient that consists only of rounding errors
     for near in (near_power_of_two(factor, missed), 1.0):
-        if cancels(found, consumed, near, bound, measured_noise):
+        if cancels(replayed, consumed, near, bound, measured_noise):
             return FactorFit(dict.fromkeys(consumed, near), missed)
-    each = {
-        name: factor_between(found[name].flatten(), consumed[name].flatten())
-        for name in consumed
-    }
-    from_worst = sorted(each, key=lambda name: -each[name][1])
-    failing = tuple(name for name in from_worst if not each[name][1] <= bound)
-    factors = {name: factor for name, (factor, _) in each.items()}
+    factors = {}
+    distances = {}
+    for name, part in consumed.items():
+        fitted = factor_between(replayed[name].flatten(), part.flatten())
+        factors[name], distances[name] = fitted
+    from_worst = sorted(distances, key=lambda name: -distances[name])
+    failing = tuple(name for name in from_worst if not distances[name] <= bound)
     worst = failing[0] if failing else from_worst[0]
-    return FactorFit(factors, each[worst][1], failing, measured_noise)
+    return FactorFit(factors, distances[worst], failing, measured_noise)
 
 
 def unexplained(fit: FactorFit, step: int, facts: StepFacts) -> Mistake:
     """Return the error for a gradient that no factors explain."""
+    return Mistake(
+        f"step {step}: the optimizer's gradient is not the gradient of the {facts.rows} "
+        f"recorded examples, with a relative difference of {fit.missed:.2g} in "
+        f"'{fit.failing[0]}'; {advice_for(facts)}"
+    )
+
+
+def advice_for(facts: StepFacts) -> str:
+    """Return the probable reason for an unexplained gradient, and a remedy."""
+    if facts.began_with_gradient:
+        return (
+            "parameters had a gradient before following began, which belongs to no "
+            "recorded example; call optimizer.zero_grad() before"
+        )
+    if not (facts.drew or facts.losses) and (missed := facts.outputs_missed()):
+        return (
+            "a replay of a call returned other outputs than the loop (relative "
+            f"difference {missed:.2g}); {ASK_OTHER_OUTPUTS}"
+        )
+    if facts.other_outputs:
+        others = " or ".join(facts.other_outputs)
+        return (
+            f"does the loss use {others}, which has no row for each example? Let the "
+            "model return the tensors from which the loss is computed"
+        )
+    if facts.differentiated:
+        return ASK_DERIVATIVES
+    if facts.losses:
+        return f"{ASK_SAME_LOSSES} Does the loss have other terms besides these losses?"
     reason = ASK_DRAWS if facts.drew else ASK_ADDED
     if facts.passes > 1:
         reason = (
@@ -176,48 +208,20 @@ def unexplained(fit: FactorFit, step: int, facts: StepFacts) -> Mistake:
             "so the result is not the gradient of any loss of the examples; train with "
             "a weighted sum of the losses"
         )
-    if facts.losses:
-        reason = (
-            f"{ASK_SAME_LOSSES} Does the loss have other terms besides these losses?"
-        )
-    if facts.differentiated:
-        reason = ASK_DERIVATIVES
-    if facts.other_outputs:
-        others = " or ".join(facts.other_outputs)
-        reason = (
-            f"does the loss use {others}, which has no row for each example? Let the "
-            "model return the tensors from which the loss is computed"
-        )
-    if facts.began_with_gradient:
-        reason = (
-            "parameters had a gradient before following began, which belongs to no "
-            "recorded example; call optimizer.zero_grad() before"
-        )
-    elif not (facts.drew or facts.losses) and (missed := facts.outputs_missed()):
-        reason = (
-            "a replay of a call returned other outputs than the loop (relative "
-            f"difference {missed:.2g}); {ASK_OTHER_OUTPUTS}"
-        )
-    return Mistake(
-        f"step {step}: the optimizer's gradient is not the gradient of the {facts.rows} "
-        f"recorded examples, with a relative difference of {fit.missed:.2g} in "
-        f"'{fit.failing[0]}'; {reason}"
-    )
+    return reason
 
 
 def cancels(
-    found: Weights, consumed: Weights, factor: float, bound: float, noise: Weights
+    replayed: Weights, consumed: Weights, factor: float, bound: float, noise: Weights
 ) -> bool:
-    """Return True if rounding explains the distance between `factor` times `found` and
-    `consumed`, for every parameter. `noise` is the measured rounding error of `found`,
-    which is large if terms of the gradient cancel."""
+    """Return True if rounding explains the distance between `factor` times `replayed`
+    and `consumed`, for every parameter. `noise` is the measured rounding error of
+    `replayed`, which is large if terms of the gradient cancel."""
     for name, part in consumed.items():
-        missed = float((factor * found[name] - part).norm())
-        rounding = (
-            NOISE_MULTIPLE * abs(factor) * float(noise[name].norm())
-            if name in noise
-            else 0.0
-        )
+        missed = float((factor * replayed[name] - part).norm())
+        rounding = 0.0
+        if name in noise:
+            rounding = NOISE_MULTIPLE * abs(factor) * float(noise[name].norm())
         if not missed <= bound * float(part.norm()) + rounding:
             return False
     return True
@@ -395,7 +399,7 @@ class Factors:
         self,
         step: int,
         factors: Mapping[str, float],
-        found: Weights,
+        replayed: Weights,
         consumed: Weights,
         bound: float,
         square_outside: float = 0.0,
@@ -403,14 +407,10 @@ class Factors:
         """Return the factor of each parameter in a step.
         Store all factors that are not scales.
 
-        If only one element of a parameter's gradient is nonzero, a factor always exists
-        and proves nothing. But the parameter may have been clipped in a group with
-        others. It gets the factor of a group, if this factor explains its gradient.
-
         Args:
             step: index of the step.
             factors: fitted factor of each parameter.
-            found: replayed gradient of the recorded examples.
+            replayed: gradient of the recorded examples.
             consumed: gradient that the optimizer used.
             bound: bound on the relative rounding error of a gradient.
             square_outside: squared norm of the gradients of tensors outside the model,
@@ -424,35 +424,19 @@ class Factors:
         ):
             return dict(factors)
 
-        # Form groups of parameters with equal factors. A parameter with a single
-        # nonzero element joins the group whose factor fits best, if the remaining
-        # distance is within the rounding error of the whole gradient.
+        # form groups of parameters with equal factors
         counts = read_numbers([consumed[name].count_nonzero() for name in factors])
         numbers = dict(zip(factors, counts, strict=True))
         chosen = dict(factors)
-        groups: list[list[str]] = []
-        if len(set(factors.values())) == 1:
-            groups.append(list(factors))
-        else:
+        groups = [list(factors)]
+        if len(set(factors.values())) > 1:
             singles = [name for name in factors if numbers[name] < 2]
-            groups += clusters(
-                {name: factor for name, factor in factors.items() if numbers[name] > 1},
-                EQUAL_BOUNDS * bound,
-            )
-            tolerance = bound * sqrt(
-                sum(float(consumed[name].square().sum()) for name in factors)
-            )
+            several = {name: factors[name] for name in factors if numbers[name] > 1}
+            groups = clusters(several, EQUAL_BOUNDS * bound)
+            size = sqrt(sum(float(consumed[name].square().sum()) for name in factors))
+            tolerance = bound * size
             for name in singles:
-                fits = [
-                    float((chosen[group[0]] * found[name] - consumed[name]).norm())
-                    for group in groups
-                ]
-                if groups and min(fits) <= tolerance:
-                    group = groups[fits.index(min(fits))]
-                    chosen[name] = chosen[group[0]]
-                    group.append(name)
-                else:
-                    groups.append([name])
+                add_single(name, groups, chosen, replayed, consumed, tolerance)
 
         # store all factors except scales; `refuse_unexplained` compares them between
         # steps
@@ -477,40 +461,44 @@ class Factors:
         clipped = clipped_groups(self.seen)
         # the loop may have clipped them together with tensors outside the model
         together = {
-            each.with_outside: each
-            for each in self.seen
-            if each not in clipped and each.square_outside
+            group.with_outside: group
+            for group in self.seen
+            if group not in clipped and group.square_outside
         }
-        clipped |= {together[each] for each in clipped_groups(tuple(together))}
+        clipped |= {together[group] for group in clipped_groups(tuple(together))}
 
-        # A factor that several steps share, up to a power of two, is a scale. A group
-        # is also explained if it is a union of groups that were clipped to known norms.
-        left = [each for each in self.seen if each not in clipped]
-        scales = {each.mantissa for each in scales_among(left)}
+        # A factor that several steps share, up to a power of two, is a scale. A union of
+        # groups that were clipped to known norms is explained, too.
+        left = [group for group in self.seen if group not in clipped]
+        scales = {group.mantissa for group in scales_among(left)}
         known = {
-            frozenset(each.names): each.norm
-            for each in sorted(clipped, key=lambda each: each.norm)
+            frozenset(group.names): group.norm
+            for group in sorted(clipped, key=lambda group: group.norm)
         }
         unexplained_groups = [
-            each
-            for each in left
-            if not is_sum(each, known)
-            and not self.is_clipped_by_value(each)
-            and not has_scale(each, scales)
+            group
+            for group in left
+            if not is_union(group, known)
+            and not self.is_clipped_by_value(group)
+            and not has_scale(group, scales)
         ]
 
         # Accept an unexplained factor below 1 as clipping if its parameters have no
         # other unexplained factor in the loop: there is no other step to compare with.
-        times = Counter(name for each in unexplained_groups for name in each.names)
-        for each in sorted(unexplained_groups, key=lambda each: each.step):
-            once = 0 < each.factor < 1 and all(times[name] == 1 for name in each.names)
-            if each.single or not once:
-                raise wrong_factor(each)
+        times = Counter(name for group in unexplained_groups for name in group.names)
+        for group in sorted(unexplained_groups, key=lambda group: group.step):
+            once = 0 < group.factor < 1 and all(
+                times[name] == 1 for name in group.names
+            )
+            if group.single or not once:
+                raise wrong_factor(group)
 
-    def is_clipped_by_value(self, each: Multiplied) -> bool:
+    def is_clipped_by_value(self, group: Multiplied) -> bool:
         """Return True if a single element was clipped to the value of another step."""
-        is_shorter = each.single and 0 < each.factor < 1
-        return is_shorter and any(one.is_near(each.norm) for one in self.clipped_values)
+        is_shorter = group.single and 0 < group.factor < 1
+        return is_shorter and any(
+            one.is_near(group.norm) for one in self.clipped_values
+        )
 
     def refuse_lone_elements(self) -> None:
         """Raise if a step reduced one element only, to a value that no other step has.
@@ -524,7 +512,7 @@ class Factors:
             if (
                 one.elements == 1
                 and others
-                and not any(each.is_near(one.value) for each in others)
+                and not any(other.is_near(one.value) for other in others)
             ):
                 raise Mistake(
                     f"step {one.step}: the optimizer's gradient is not the gradient of "
@@ -534,17 +522,42 @@ class Factors:
                 )
 
 
-def clipped_groups(several: Sequence[Multiplied]) -> set[Multiplied]:
+def add_single(
+    name: str,
+    groups: list[list[str]],
+    factors: dict[str, float],
+    replayed: Weights,
+    consumed: Weights,
+    tolerance: float,
+) -> None:
+    """Add a parameter whose gradient has at most one nonzero element to a group, or to
+    a new group of its own.
+
+    Such a gradient has a factor by chance, which proves nothing. But the parameter may
+    have been clipped together with a group. It gets the factor of the group that fits
+    best, if the remaining distance is at most `tolerance`, the rounding error of the
+    whole gradient."""
+    distances = [
+        float((factors[group[0]] * replayed[name] - consumed[name]).norm())
+        for group in groups
+    ]
+    if not groups or not min(distances) <= tolerance:
+        groups.append([name])
+        return
+    group = groups[distances.index(min(distances))]
+    factors[name] = factors[group[0]]
+    group.append(name)
+
+
+def clipped_groups(groups: Sequence[Multiplied]) -> set[Multiplied]:
     """Return the groups whose norm is a clipping norm, which several steps share."""
-    ordered = sorted(several, key=lambda each: each.norm)
-    norms = [each.norm for each in ordered]
     clipped = set[Multiplied]()
-    for each, equal_ones in zip(
-        ordered, shared(ordered, norms, lambda each: each.tolerance), strict=True
+    for group, ends in shared(
+        groups, lambda group: group.norm, lambda group: group.tolerance
     ):
-        others = [other for other in equal_ones if other is not each]
-        if others and all(map(each.may_be_clipped, others)):
-            clipped.add(each)
+        others = [other for other in ends if other is not group]
+        if others and all(map(group.may_be_clipped, others)):
+            clipped.add(group)
     return clipped
 
 
@@ -578,55 +591,54 @@ def has_scale(group: Multiplied, scales: Iterable[float]) -> bool:
     return any(nearly_equal(group.mantissa, scale, tolerance) for scale in scales)
 
 
-def scales_among(several: Sequence[Multiplied]) -> Iterator[Multiplied]:
-    """Yield the entries whose factor is below 1 and occurs in several steps, up to a
+def scales_among(groups: Sequence[Multiplied]) -> Iterator[Multiplied]:
+    """Yield the groups whose factor is below 1 and occurs in several steps, up to a
     power of two.
 
     For gradients with a single nonzero element, the factor
     must occur in almost all steps."""
     for single, min_share in ((False, COMMON_SHARE), (True, 1 - COMMON_SHARE)):
-        ordered = sorted(
-            (each for each in several if each.single == single),
-            key=lambda each: each.mantissa,
-        )
-        ranges = shared(
-            ordered,
-            [each.mantissa for each in ordered],
-            lambda each: EQUAL_BOUNDS * each.bound,
+        for group, ends in shared(
+            [group for group in groups if group.single == single],
+            lambda group: group.mantissa,
+            lambda group: EQUAL_BOUNDS * group.bound,
             min_share,
-        )
-        for each, ends in zip(ordered, ranges, strict=True):
-            if any(other.step != each.step for other in ends) and 0 < each.factor < 1:
-                yield each
+        ):
+            is_repeated = any(other.step != group.step for other in ends)
+            if is_repeated and 0 < group.factor < 1:
+                yield group
 
 
 def shared(
-    ordered: Sequence[Multiplied],
-    values: Sequence[float],
+    groups: Sequence[Multiplied],
+    value: Callable[[Multiplied], float],
     tolerance: Callable[[Multiplied], float],
     min_share: float = COMMON_SHARE,
-) -> Iterator[tuple[Multiplied, ...]]:
-    """For each entry, yield the first and the last entry that have the same value, up
-    to the tolerance.
+) -> Iterator[tuple[Multiplied, tuple[Multiplied, ...]]]:
+    """Yield each group, with the first and the last group of equal value, up to the
+    tolerance.
 
-    Yield () if no other entry has this value, or if fewer than the fraction `min_share`
-    of a parameter's entries have it. A few values are nearly equal by chance.
+    Yield () instead of these two if fewer than two groups have this value, or fewer
+    than the fraction `min_share` of a parameter's groups. A few values are nearly equal
+    by chance.
 
     Args:
-        ordered: entries, sorted by value.
-        values: the value of each entry.
-        tolerance: function that returns the tolerance of an entry's value.
-        min_share: smallest fraction of a parameter's entries.
+        groups: groups of all steps.
+        value: function that returns the value of a group.
+        tolerance: function that returns the tolerance of this value.
+        min_share: smallest fraction of a parameter's groups.
     """
-    times = Counter(name for each in ordered for name in each.names)
-    for each, value in zip(ordered, values, strict=True):
-        first = bisect_left(values, value - tolerance(each))
-        stop = bisect_right(values, value + tolerance(each))
-        entries = min(times[name] for name in each.names)
-        if stop - first >= max(2.0, min_share * entries):
-            yield ordered[first], ordered[stop - 1]
-        else:
-            yield ()
+    ordered = sorted(groups, key=value)
+    values = [value(group) for group in ordered]
+    times = Counter(name for group in ordered for name in group.names)
+    for group, center in zip(ordered, values, strict=True):
+        first = bisect_left(values, center - tolerance(group))
+        stop = bisect_right(values, center + tolerance(group))
+        count = min(times[name] for name in group.names)
+        ends: tuple[Multiplied, ...] = ()
+        if stop - first >= max(2.0, min_share * count):
+            ends = (ordered[first], ordered[stop - 1])
+        yield group, ends
 
 
 def clusters(factors: Mapping[str, float], tolerance: float) -> list[list[str]]:
@@ -635,29 +647,31 @@ def clusters(factors: Mapping[str, float], tolerance: float) -> list[list[str]]:
     >>> clusters({"a": 0.5, "b": 1.0, "c": 0.5}, 1e-9)
     [['a', 'c'], ['b']]
     """
-    found: list[list[str]] = []
+    groups: list[list[str]] = []
     for name in sorted(factors, key=lambda name: factors[name]):
-        if found and nearly_equal(factors[found[-1][0]], factors[name], tolerance):
-            found[-1].append(name)
+        if groups and nearly_equal(factors[groups[-1][0]], factors[name], tolerance):
+            groups[-1].append(name)
         else:
-            found.append([name])
-    return found
+            groups.append([name])
+    return groups
 
 
-def is_sum(each: Multiplied, known: Mapping[frozenset[str], float]) -> bool:
-    """Return True if the parameters in `each` are a union of groups that were clipped
-    to their `known` norms, all by the same factor. One group of the union need not be
-    in `known`, if its norm is one of the known norms."""
-    left = each
-    if each.single or each.factor < 0:
+def is_union(group: Multiplied, known: Mapping[frozenset[str], float]) -> bool:
+    """Return True if a group is a union of groups that were clipped to their `known`
+    norms. One part of the union may be missing in `known`, if its norm is one of the
+    known norms."""
+    rest = group
+    if group.single or group.factor < 0:
         return False
     for names, norm in known.items():
-        part = left.only(names)
+        part = rest.only(names)
         if len(part.names) == len(names) and abs(part.norm - norm) <= part.tolerance:
-            left = left.only(name for name in left.names if name not in names)
-    return not left.names or (
-        left is not each
-        and any(abs(left.norm - norm) <= left.tolerance for norm in known.values())
+            rest = rest.only(name for name in rest.names if name not in names)
+    if rest is group:
+        return not group.names
+    norms = known.values()
+    return not rest.names or any(
+        abs(rest.norm - norm) <= rest.tolerance for norm in norms
     )
 
 

@@ -125,7 +125,6 @@ class ClosingSums:
     def at_zero(
         cls, outputs: Float[Tensor, "query out"], dtype: torch.dtype
     ) -> ClosingSums:
-        """Return sums that start at zero."""
         zero = outputs.new_zeros((), dtype=dtype)
         return cls(torch.zeros_like(outputs, dtype=dtype), zero.clone(), zero.clone())
 
@@ -249,6 +248,17 @@ def total_magnitude(numbers: Tensor) -> float:
     return float(torch.stack(sums).sum())
 
 
+def norm_of_part(attribution: xr.Dataset, name: str) -> float:
+    return float((attribution[name] ** 2).sum() ** 0.5)
+
+
+def share_of(attribution: xr.Dataset, name: str) -> float:
+    """Return the norm of a part, relative to the change if there is one."""
+    change = norm_of_part(attribution, "change")
+    size = norm_of_part(attribution, name)
+    return size / change if change else size
+
+
 # --- The effect of casts, for a loop under autocast or with frozen weights
 # in half precision.
 #
@@ -262,37 +272,37 @@ def total_magnitude(numbers: Tensor) -> float:
 # of these outputs from f.
 
 
-def casts_sentence(found: xr.Dataset) -> str:
+def casts_sentence(attribution: xr.Dataset) -> str:
     """Return a sentence on the effect of casts,
     or an empty string if there were none."""
-    if "away" not in found.attrs:
+    if "away" not in attribution.attrs:
         return ""
     causes = []
-    if "frozen" in found.attrs:
-        causes.append(f"frozen weights in {found.attrs['frozen']}")
-    if "autocast" in found.attrs:
-        causes.append(f"autocast to {found.attrs['autocast']}")
-    change = float(((found["change"]) ** 2).sum() ** 0.5) or 1.0
-    by_gradients = float((found["rounding"] ** 2).sum() ** 0.5) / change
-    of_outputs = float(found.attrs["away"]) / change
+    if "frozen" in attribution.attrs:
+        causes.append(f"frozen weights in {attribution.attrs['frozen']}")
+    if "autocast" in attribution.attrs:
+        causes.append(f"autocast to {attribution.attrs['autocast']}")
+    of_outputs = float(attribution.attrs["away"]) / (
+        norm_of_part(attribution, "change") or 1.0
+    )
     return (
         f"{' and '.join(causes)} changed gradients by up to "
-        f"{short(float(found['casts_error'].max()))} of their size, and thereby the "
-        f"outputs by {short(by_gradients)} of what training changed, which no example "
+        f"{short(float(attribution['casts_error'].max()))} of their size, and thereby the "
+        f"outputs by {short(share_of(attribution, 'rounding'))} of what training changed, which no example "
         "caused; outputs are computed without casts, which moves them by "
         f"{short(of_outputs)} of what training changed"
     )
 
 
-def rounding_sentence(found: xr.Dataset) -> str:
+def rounding_sentence(attribution: xr.Dataset) -> str:
     """Return a sentence on rounding errors without casts. Return an empty string if
     their share of the change is at most √eps."""
-    share = float(found.attrs.get("rounding", 0.0))
-    if share <= float(np.finfo(found["change"].dtype).eps) ** 0.5:
+    share = float(attribution.attrs.get("rounding", 0.0))
+    if share <= float(np.finfo(attribution["change"].dtype).eps) ** 0.5:
         return ""
-    if "rounds" in found.attrs:
+    if "rounds" in attribution.attrs:
         return (
-            f"{found.attrs['rounds']} computes its steps in lower precision; the "
+            f"{attribution.attrs['rounds']} computes its steps in lower precision; the "
             f"rounding caused {short(share)} of what training changed (`rounding`), and "
             "no example did"
         )

@@ -41,8 +41,8 @@ class CrossEntropyGradient:
     def at(self, logits: Float[Tensor, "*row class"]) -> Float[Tensor, "*row class"]:
         """Return ∂L/∂f at these logits.
 
-        >>> found = CrossEntropyGradient(torch.tensor([1]), torch.tensor([2.0]))
-        >>> found.at(torch.zeros(1, 2))
+        >>> gradient = CrossEntropyGradient(torch.tensor([1]), torch.tensor([2.0]))
+        >>> gradient.at(torch.zeros(1, 2))
         tensor([[ 1., -1.]])
         """
         rows = logits.detach().flatten(0, -2)
@@ -99,11 +99,11 @@ class Logits:
         weights = logits.new_empty(len(logits))
         gradients = gradient.detach().reshape(logits.shape)
         for some in pieces(logits):
-            found = fitted(logits[some], gradients[some])
-            if found is None:
+            compact = fitted(logits[some], gradients[some])
+            if compact is None:
                 return None
-            targets[some] = found.targets
-            weights[some] = found.weights
+            targets[some] = compact.targets
+            weights[some] = compact.weights
         return CrossEntropyGradient(targets, weights)
 
 
@@ -150,8 +150,8 @@ def fitted(
     """Find the target and the weight of each row. Return None if they do not reproduce
     the gradient bit by bit.
 
-    Only the entry of the target is negative, or it is 0 if p is 1 at the target. The
-    largest other entry is w p, so w is this entry divided by p, up to rounding."""
+    The entry of the target, w(p − 1), is the only negative one, unless p = 1 there. The
+    largest entry is w p, so w is this entry divided by p, up to rounding."""
     least = gradient.min(1)
     targets = least.indices
     if not bool((least.values < 0).all()):

@@ -67,10 +67,11 @@ class FollowedSweep:
         the state from time to time."""
         if self.files is not None and self.files.whole(self.files.sweep):
             state = self.files.read(self.files.sweep)
-            if state["of"] == self.of:
+            if state["of"] == self.identity:
                 self.sweep.restore(state["sweeps"])
                 self.training.norm = state["norm"]
-        kept_at, announced = time.monotonic(), None
+        saved_at = time.monotonic()
+        announced = None
         for done, whole in self.sweep.steps_back():
             # Estimate the remaining time from the steps of this process only. A
             # continued sweep took its earlier steps in another process.
@@ -78,16 +79,16 @@ class FollowedSweep:
                 "ntkexp: the sweep for effects", 1 + whole - done, self.progress
             )
             announced.step()
-            if time.monotonic() - kept_at >= SWEEP_SAVE_SECONDS:
-                self.keep()
-                kept_at = time.monotonic()
+            if time.monotonic() - saved_at >= SWEEP_SAVE_SECONDS:
+                self.save()
+                saved_at = time.monotonic()
         if announced is not None:
             announced.stop()
-        self.keep()
+        self.save()
         return self.sweep.effects
 
     @cached_property
-    def of(self) -> Mapping[str, object]:
+    def identity(self) -> Mapping[str, object]:
         """The identity of the sweep: its settings, and a digest of the final weights
         and of the last step's losses. A sweep with another identity does not continue a
         saved state."""
@@ -102,12 +103,12 @@ class FollowedSweep:
         ]
         return {"asked": asked, "seen": digest([self.training.end, *losses]).hex()}
 
-    def keep(self) -> None:
+    def save(self) -> None:
         """Save the state of the sweep, if the trace has a folder. If the disk is full,
         continue without saving."""
         if self.files is not None:
             state = {
-                "of": self.of,
+                "of": self.identity,
                 "norm": self.training.norm,
                 "sweeps": self.sweep.state,
             }
@@ -124,20 +125,19 @@ def sweep_over(
     progress: AbstractProgress,
 ) -> FollowedSweep:
     """Return a sweep, not yet started, for all outputs at the queries of a trace."""
-    flat, end = training.flat, training.end
+    flat = training.flat
+    end = training.end
 
     def outputs(weights: Tensor, query: Inputs) -> Tensor:
         return trace.function(flat.weights(weights), query).reshape(-1)
 
-    def asked(weights: Tensor) -> Tensor:
-        return trace.function(flat.weights(weights), trace.queries)
+    def outputs_of(points: slice, weights: Tensor) -> Tensor:
+        return trace.function(flat.weights(weights), trace.queries)[points].flatten()
 
     def end_gradients(points: slice) -> Tensor:
         with plain_kernels():
             if trace.measured is not None:  # a measure takes all queries at once
-                gradients: Tensor = jacrev(
-                    lambda weights: asked(weights)[points].flatten()
-                )(end)
+                gradients: Tensor = jacrev(partial(outputs_of, points))(end)
                 return gradients
             queries = (
                 part(trace.queries, slice(k, k + 1))
@@ -214,12 +214,12 @@ def loop_effects(
     return checked_effects(values, facts, caveats, check, unchecked=UNCHECKED)
 
 
-def attributes_of(found: EffectsResult) -> dict[str, float | str]:
+def attributes_of(result: EffectsResult) -> dict[str, float | str]:
     """Return the `attrs` of the array `effect` in the attribution,
     with "agreement" last."""
-    facts = dict(found.facts)
+    facts = dict(result.facts)
     agrees = {"agreement": facts.pop("agreement")} if "agreement" in facts else {}
-    return facts | {"caveats": "; ".join(found.caveats)} | agrees
+    return facts | {"caveats": "; ".join(result.caveats)} | agrees
 
 
 def training_of(trace: LoopProblem, mean: MeanName) -> FollowedTraining:

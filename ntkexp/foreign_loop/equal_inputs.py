@@ -2,8 +2,8 @@
 
 By default, examples are named by digests of their inputs. Rows with equal inputs then
 count as one example, whose contribution is the sum over these rows. This is wrong if
-the rows come from different examples. The recorded rows do not always show if they do.
-A report therefore lists four signs of different examples:
+the rows come from different examples, which the recorded rows do not always show. A
+report therefore lists four signs of different examples:
 
     equal rows in one call, different ∂L/∂f     several examples with different labels or weights
     equal rows in one call, the same ∂L/∂f      several examples, or one that was drawn twice
@@ -62,8 +62,8 @@ class RepeatedInputs:
         if not all(map(is_digest, call.names)):
             return
         self.used.update(call.names)
-        for name, raised in zip(call.names, classes_of(call), strict=True):
-            if raised >= 0 and self.classes.setdefault(name, raised) != raised:
+        for name, label in zip(call.names, classes_of(call), strict=True):
+            if label >= 0 and self.classes.setdefault(name, label) != label:
                 self.other_classes.add(name)
 
         # no example occurs twice in the call
@@ -72,9 +72,8 @@ class RepeatedInputs:
         rows_of = defaultdict[str, list[int]](list)
         for row, name in enumerate(call.names):
             rows_of[name].append(row)
-        is_random = bool(
-            call.circumstances.states
-        )  # dropout gives equal rows different ∂L/∂f
+        # dropout gives equal rows different ∂L/∂f
+        is_random = bool(call.circumstances.states)
         for name, rows in rows_of.items():
             if len(rows) == 1:
                 continue

@@ -112,7 +112,7 @@ class CallReaders:
         totals = coupled.gradients(output_gradient, keep=is_exact)
         whole = dict(zip(coupled.leaves, totals, strict=True))
 
-        # Gradients at constant batch statistics. The reader also checks that nothing
+        # The gradients at constant batch statistics. The reader also checks that nothing
         # else couples the examples.
         features: Sequence[RightFactor] = ()
         is_checked = call.losses is not None or reader_key(call) in self.readers
@@ -127,7 +127,7 @@ class CallReaders:
                 )
             ]
 
-        # or the gradient of each example's term, through the whole batch
+        # Otherwise the gradient of each example's term, through the whole batch.
         if is_exact:
             features = (
                 self.split_gradients(call, function, weights, coupled)
@@ -167,7 +167,7 @@ class CallReaders:
         )
         key = reader_key(call)
         if key not in self.has_products:
-            self.has_products[key] = products.are_products()
+            self.has_products[key] = products.agree()
         return products if self.has_products[key] else None
 
     def split_gradients(
@@ -203,7 +203,7 @@ class CallReaders:
         )
         if len(split) == 1:
             return None
-        if not split.are_gradients():
+        if not split.agree():
             self.coupling.add(id(call.losses))
             return None
         return split

@@ -261,8 +261,8 @@ def recorded_loading() -> Iterator[RecordedLoading]:
         indices = next_index(iterator)
         if not iterator._num_workers:
             vars(iterator)[REQUESTED] = deque([indices])
-        # with workers: if the attribute is missing, earlier requests were not recorded,
-        # so the indices of the next batch are unknown
+        # With workers, the attribute is missing if earlier requests were not recorded.
+        # The indices of the next batch are then unknown.
         elif REQUESTED in vars(iterator):
             vars(iterator)[REQUESTED].append(indices)
         return indices

@@ -89,10 +89,10 @@ def fingerprint_vector(count: int, like: Tensor) -> Float[Tensor, " count"]:
 
 def fingerprint_distance(
     outputs: Float[Tensor, "example ..."],
-    signed: Float[Tensor, "recorded row"],
+    recorded: Float[Tensor, "recorded row"],
     joined: Sequence[tuple[int, ...]] = (),
 ) -> Float[Tensor, ""]:
-    """Return the distance between the fingerprint of outputs and `signed`, or infinity
+    """Return the distance between the fingerprint of outputs and `recorded`, or infinity
     if the shapes differ or a number is not finite.
 
     `joined` are the shapes of the outputs, if several are concatenated.
@@ -104,7 +104,7 @@ def fingerprint_distance(
     tensor(inf)
     """
     infinite = torch.full((), inf, device=outputs.device)
-    if len(outputs) != len(signed):
+    if len(outputs) != len(recorded):
         return infinite
     if joined:
         widths = [prod(shape[1:]) for shape in joined]
@@ -113,23 +113,23 @@ def fingerprint_distance(
             for part, shape in zip(torch.split(outputs, widths, 1), joined, strict=True)
         ]
         ours = torch.cat(parts, 1)
-    elif outputs.numel() % max(1, signed.numel()):
+    elif outputs.numel() % max(1, recorded.numel()):
         return infinite
     else:
-        ours = fingerprint(outputs.reshape(*signed.shape, -1))
-    distance = torch.linalg.vector_norm(ours - signed.to(ours))
+        ours = fingerprint(outputs.reshape(*recorded.shape, -1))
+    distance = torch.linalg.vector_norm(ours - recorded.to(ours))
     return torch.where(distance.isfinite(), distance, infinite)
 
 
 def relative_distance(
     outputs: Float[Tensor, "example ..."],
-    signed: Float[Tensor, "recorded row"],
+    recorded: Float[Tensor, "recorded row"],
     joined: Sequence[tuple[int, ...]] = (),
 ) -> float:
     """Return ‖σ(f) − σ‖/‖σ‖ for outputs f and a recorded fingerprint σ. Arguments are
     those of `fingerprint_distance`."""
-    distance = fingerprint_distance(outputs, signed, joined)
-    gap, size = read_numbers([distance, signed.norm()])
+    distance = fingerprint_distance(outputs, recorded, joined)
+    gap, size = read_numbers([distance, recorded.norm()])
     return gap / size if size and isfinite(gap) else gap
 
 
@@ -145,15 +145,15 @@ class Replayed:
     # shapes of the outputs, if several are concatenated
     joined: Sequence[tuple[int, ...]] = ()
 
-    def other(self, signed: Float[Tensor, "example row"]) -> float:
+    def unexplained_distance(self, recorded: Float[Tensor, "example row"]) -> float:
         """Return the relative distance between the fingerprint of these outputs and
-        `signed`, the fingerprint of the loop's outputs. Return 0 if rounding explains
+        `recorded`, the fingerprint of the loop's outputs. Return 0 if rounding explains
         the distance.
 
         The bound on rounding errors is relative to the norm of the outputs. If terms of
         the outputs cancel, rounding errors can be larger. The bound is then a multiple
         of the change that noise in weights and inputs causes."""
-        distance = fingerprint_distance(self.outputs, signed, self.joined)
+        distance = fingerprint_distance(self.outputs, recorded, self.joined)
         gap, size = read_numbers([distance, self.outputs.norm()])
         eps = torch.finfo(self.outputs.dtype).eps
         tolerance = max(OUTPUT_TOLERANCE * eps, CAST_TOLERANCE * self.cast_eps)
@@ -222,15 +222,15 @@ class OutputsAtEnds:
     def refuse_other(
         self,
         when: str,
-        signed: Tensor | None,
+        recorded: Tensor | None,
         replayed: Sequence[Replayed],
         *,
         measured: bool,
     ) -> None:
-        """Raise unless one of the replays has the fingerprint `signed`."""
-        if signed is None:
+        """Raise unless one of the replays has the fingerprint `recorded`."""
+        if recorded is None:
             return
-        gap = min(candidate.other(signed) for candidate in replayed)
+        gap = min(candidate.unexplained_distance(recorded) for candidate in replayed)
         if gap:
             perhaps = "is measure= the followed one? Or " if measured else ""
             raise Mistake(

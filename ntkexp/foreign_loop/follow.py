@@ -111,9 +111,9 @@ def follow(
             reads. By default examples are named by digests of their content.
         loss: a function (outputs, call) that returns one loss for each example, as in
             the loop, up to a factor. Only leave-out effects need it. It is compared
-            with the gradients of every step. If the loop's mean divides by class
-            weights or tokens, return a pair: the losses, and the weight of each
-            example, as in `losses, weight[labels]`.
+            with the gradients of every step. If the loop's loss is a mean weighted by
+            class or by number of tokens, return a pair: the losses, and the weight of
+            each example, as in `losses, weight[labels]`.
         to: a folder to which steps are written during training. By default steps are
             held in memory, up to `memory_gb`. If training is killed, its steps remain
             in the folder, and resumed training continues the trace. If several
@@ -135,7 +135,7 @@ def follow(
             `run.log` of wandb or `mlflow.log_metrics`. `numbers` is a dict with
             `gradient_norm`, `weight_norm`, `learning_rate`, `examples`, `rule_error`,
             and with `loss=` also the mean `loss`.
-        quiet: log no messages while the loop is followed, such as the size of a trace.
+        quiet: log no messages, such as the size of a trace, in the loop.
 
     Yields:
         The trace, which records each step. Call its method `attribute` after the loop.
@@ -180,44 +180,19 @@ def follow(
     options.refuse_unusable()
     refuse_followed(optimizers)
 
-    # replays and the queries use a copy of the model
-    known = [known_optimizer(each, rules) for each in optimizers]
-    inner = unwrapped_model(model)
-    groups = ParameterGroups(inner, optimizers)
-    updated = {name for name, _ in groups}
-    not_in_model = len(groups.not_in_model())
-    refuse_same_memory(dict(groups))
-    module = copy_module(inner).eval()
-    if by is not None:
-        components_of(by, sorted(updated))  # raises if a pattern names no parameter
-
-    with quiet_log(quiet), memory_kept(module.parameters()):
-        if not_in_model:
-            LOG.warning(
-                "ntkexp: the optimizer also updates %s outside the model, on which the "
-                "outputs of the model must not depend",
-                counted(not_in_model, "tensor"),
-            )
-        loop = FollowedLoop(model, inner, module, optimizers, known, updated)
-        inputs, sizes = gathered_queries(queries)
-        inputs = checked_queries(inputs, module, options.output)
-        called = CalledModule(module, options.output)
-        if measure is not None:
-            measured = measured_queries(measure, inputs, sizes, ids, called)
-            called = replace(called, measured=measured)
-
-        setup = FollowSetup(
-            loop, called, inputs, options, current_processes(), altered_loop()
-        )
+    with quiet_log(quiet):
+        loop = followed_loop(model, optimizers, options)
+    with quiet_log(quiet), memory_kept(loop.module.parameters()):
+        setup = setup_of(loop, queries, options)
         store = choose_store(setup, chosen)
         # A replay of a call under casts returns the same bits only with the same
         # kernels. A compiled model, a GPU, or another machine may use other kernels.
         is_alone = setup.processes.world == 1
         same_kernels = is_alone and not store.count and runs_as_it_is(model)
-        called = replace(called, same_kernels=same_kernels)
+        called = replace(setup.called, same_kernels=same_kernels)
         if setup.altered is None:
-            refuse_without_rules(called, updated, inputs)
-        release_memory(module.parameters())
+            refuse_without_rules(called, loop.updated, setup.queries)
+        release_memory(loop.module.parameters())
         with recorded_loading() if ids == DATASET else nullcontext() as loading:
             if loading is not None:
                 options = replace(options, ids=loading.names)
@@ -238,28 +213,53 @@ class FollowSetup:
     altered: AlteredLoop | None  # weights of the examples, if the loop runs again
 
 
+def followed_loop(
+    model: nn.Module,
+    optimizers: Sequence[torch.optim.Optimizer],
+    options: FollowOptions,
+) -> FollowedLoop:
+    """Return the loop, with a copy of its model for queries and replays. Raise if the
+    model or an optimizer cannot be followed."""
+    known = [known_optimizer(optimizer, options.rules) for optimizer in optimizers]
+    inner = unwrapped_model(model)
+    groups = ParameterGroups(inner, optimizers)
+    updated = {name for name, _ in groups}
+    not_in_model = len(groups.not_in_model())
+    refuse_same_memory(dict(groups))
+    module = copy_module(inner).eval()
+    if options.by is not None:
+        components_of(options.by, sorted(updated))  # raises if a pattern has no match
+    if not_in_model:
+        LOG.warning(
+            "ntkexp: the optimizer also updates %s outside the model, on which the "
+            "outputs of the model must not depend",
+            counted(not_in_model, "tensor"),
+        )
+    return FollowedLoop(model, inner, module, optimizers, known, updated)
+
+
+def setup_of(
+    loop: FollowedLoop, queries: Inputs | DataLoader[Any], options: FollowOptions
+) -> FollowSetup:
+    """Return the loop with its queries. Raise if the model or the measure does not
+    accept them."""
+    inputs, sizes = gathered_queries(queries)
+    inputs = checked_queries(inputs, loop.module, options.output)
+    called = CalledModule(loop.module, options.output)
+    if options.measure is not None:
+        measured = measured_queries(options.measure, inputs, sizes, options.ids, called)
+        called = replace(called, measured=measured)
+    return FollowSetup(
+        loop, called, inputs, options, current_processes(), altered_loop()
+    )
+
+
 def watched(setup: FollowSetup, store: AbstractStore) -> Iterator[Trace]:
     """Register the hooks, yield the trace while the loop runs, and remove the hooks."""
     loop = setup.loop
     options = setup.options
     called = setup.called
-    altered = setup.altered
-    weighing: Weighing | None = None
-    first: FirstStepProof | None = None
-    log: StepLog | None = None
-    if altered is not None:
-        weighing = replace(altered.weighing, loss=options.loss or altered.weighing.loss)
-    else:
-        if setup.processes.world == 1:
-            began_with_gradient = any(
-                weight.grad is not None and bool(weight.grad.any())
-                for weight in loop.inner.parameters()
-            )
-            first = FirstStepProof(called, setup.queries, began_with_gradient)
-        if options.log is not None:
-            log = StepLog(options.log, loop.optimizers, options.loss)
-    running = RunningLoop(loop, store)
-    watch = Watch(running, options.output, options.ids, weighing, first, log)
+    watch = watch_of(setup, store)
     completed = False
     try:
         watch.begin()
@@ -278,8 +278,8 @@ def watched(setup: FollowSetup, store: AbstractStore) -> Iterator[Trace]:
             watch=watch,
         )
         evaluated: AbstractContextManager[None] = nullcontext()
-        if altered is not None:
-            altered.traces.append(trace)
+        if setup.altered is not None:
+            setup.altered.traces.append(trace)
         elif not setup.processes.rank:
             evaluated = evaluated_at_ends(trace, loop.inner, watch)
         with evaluated:
@@ -290,6 +290,29 @@ def watched(setup: FollowSetup, store: AbstractStore) -> Iterator[Trace]:
         completed = True
     finally:
         watch.end(whole=completed)
+
+
+def watch_of(setup: FollowSetup, store: AbstractStore) -> Watch:
+    """Return the hooks on the loop, not yet registered. A loop that runs again has no
+    log, and no proof of the first step."""
+    loop = setup.loop
+    options = setup.options
+    altered = setup.altered
+    weighing: Weighing | None = None
+    first: FirstStepProof | None = None
+    log: StepLog | None = None
+    if altered is not None:
+        weighing = replace(altered.weighing, loss=options.loss or altered.weighing.loss)
+    elif setup.processes.world == 1:
+        began_with_gradient = any(
+            weight.grad is not None and bool(weight.grad.any())
+            for weight in loop.inner.parameters()
+        )
+        first = FirstStepProof(setup.called, setup.queries, began_with_gradient)
+    if altered is None and options.log is not None:
+        log = StepLog(options.log, loop.optimizers, options.loss)
+    running = RunningLoop(loop, store)
+    return Watch(running, options.output, options.ids, weighing, first, log)
 
 
 @contextmanager

@@ -75,14 +75,14 @@ class AdamStates:
         weight_slice = self.flat.slices[name]
         if "betas" not in settings:
             return None
-        second = float(settings["betas"][1])
+        beta2 = float(settings["betas"][1])
         amsgrad = bool(settings["amsgrad"])
         times = self.step_counts[step.index][name]
         now = self.row(step.index, weight_slice)
         before = self.row(step.index - 1 if times > 1 else -1, weight_slice)
         return Denominator(
-            beta2=second,
-            bias_correction=sqrt(1 - second**times),
+            beta2=beta2,
+            bias_correction=sqrt(1 - beta2**times),
             eps=float(settings["eps"]),
             mean=now[0],
             second_moment=now[1],
@@ -103,36 +103,35 @@ class AdamStates:
 def adam_states(steps: AbstractSteps, flat: FlatWeights) -> AdamStates | None:
     """Compute Adam's moments after every step.
     Return None if no optimizer is an Adam."""
-    memory: dict[str, Tensor] = {}
+    moments: dict[str, Tensor] = {}
     times: dict[str, int] = dict.fromkeys(flat.shapes, 0)
     rows: NDArray[Any] | None = None
     step_counts = []
     for step, _ in steps.forwards():
         for name in step.with_grad:
             times[name] += 1
-            if "betas" in step.settings[name]:
-                # If this step carries no momentum over from the previous step although
-                # β₁ > 0, the loop has created a new optimizer here. Drop the moments of
-                # the earlier optimizer.
-                if (
-                    step.settings[name]["betas"][0]
-                    and not step.linear[name].momentum_decay
-                ):
-                    times[name] = 1
-                    memory.pop(name, None)
-                memory[name] = after(step, name, memory.get(name))
+            betas = step.settings[name].get("betas")
+            if betas is None:
+                continue
+            # If this step carries no momentum over from the previous step although
+            # β₁ > 0, the loop has created a new optimizer here. Drop the moments of the
+            # earlier optimizer.
+            if betas[0] and not step.linear[name].momentum_decay:
+                times[name] = 1
+                moments.pop(name, None)
+            moments[name] = moments_after(step, name, moments.get(name))
         step_counts.append(dict(times))
-        if memory and rows is None:
-            rows = empty_rows(len(steps), flat, next(iter(memory.values())))
+        if moments and rows is None:
+            rows = empty_rows(len(steps), flat, next(iter(moments.values())))
         if rows is not None:
-            for name, part in memory.items():
+            for name, part in moments.items():
                 rows[step.index, :, flat.slices[name]] = part.cpu().numpy()
     if rows is None:
         return None
     return AdamStates(rows, step_counts, flat, next(iter(steps.end.values())).device)
 
 
-def after(step: FollowedStep, name: str, before: Tensor | None) -> Tensor:
+def moments_after(step: FollowedStep, name: str, before: Tensor | None) -> Tensor:
     """Return Adam's moments of a parameter after a step, [part, weight]."""
     # p = g + λθ, the gradient with weight decay λ
     p = step.gradient[name]
@@ -143,17 +142,17 @@ def after(step: FollowedStep, name: str, before: Tensor | None) -> Tensor:
 
     # m ← β₁m + (1 − β₁)p,  v ← β₂v + (1 − β₂)p²
     mean, latest, largest = p.new_zeros(3, len(p)) if before is None else before
-    first, second = step.settings[name]["betas"]
-    latest = second * latest + (1 - second) * p * p
-    return torch.stack(
-        [first * mean + (1 - first) * p, latest, torch.maximum(largest, latest)]
-    )
+    beta1, beta2 = step.settings[name]["betas"]
+    mean = beta1 * mean + (1 - beta1) * p
+    latest = beta2 * latest + (1 - beta2) * p * p
+    return torch.stack([mean, latest, torch.maximum(largest, latest)])
 
 
 def empty_rows(steps: int, flat: FlatWeights, like: Tensor) -> NDArray[Any]:
     """Create an empty temporary file, memory-mapped as an array.
     Raise if the disk is too small."""
-    folder, dtype = Path(gettempdir()), like.cpu().numpy().dtype
+    folder = Path(gettempdir())
+    dtype = like.cpu().numpy().dtype
     needed = steps * len(ADAM_PARTS) * flat.size * dtype.itemsize
     require_disk(folder, needed, "Adam's moments of every step", "set TMPDIR")
     with TemporaryFile(dir=folder) as file:
@@ -175,6 +174,9 @@ def empty_rows(steps: int, flat: FlatWeights, like: Tensor) -> NDArray[Any]:
 
 # `is_plain` accepts κ Σm if it is an integer up to this number, or the inverse of one
 MAX_WHOLE_NUMBER = 1000
+# An integer n is distinguished from its neighbours only if n is at most this number,
+# divided by the relative tolerance.
+RESOLVED_SHARE = 0.01
 COUNTS = (
     "let loss= also return the weight of each example in the loop's mean: 'return "
     "losses, weight[labels]' for cross_entropy(weight=weight), the number of targets "
@@ -186,18 +188,16 @@ COUNTS = (
 def consumed_share(
     share: CallShare, after: TakenBatch, before: TakenBatch
 ) -> CallShare:
-    """Return a call's share with the κ of the gradient that the optimizer used. This
-    gradient may have another scale than the recorded one, for example because a
-    GradScaler divides by its scale before the step.
+    """Multiply κ by the factor between the gradient that the optimizer used and the
+    recorded gradient, for example because a GradScaler divides by its scale before the
+    step.
 
-    If all examples of the call have weight 0, κ is 0. `after` and `before` are the
-    batch with and without the change of scale."""
-    scale = (
-        after.unweighted_shares[0] / before.unweighted_shares[0]
-        if before.unweighted_shares[0]
-        else 0.0
-    )
-    return replace(share, factor=share.factor * float(scale))
+    `after` and `before` are the batch with and without this factor. If all examples of
+    the call have weight 0, κ is 0."""
+    scale = 0.0
+    if before.unweighted_shares[0]:
+        scale = float(after.unweighted_shares[0] / before.unweighted_shares[0])
+    return replace(share, factor=share.factor * scale)
 
 
 @dataclass
@@ -271,7 +271,10 @@ class MeanCheck:
                 f"to {share.factor * share.examples:.4g}, so the loss is not their "
                 f"mean, or loss= omits a factor; {COUNTS}"
             )
-        self.means = known if share.counts is None else self.means or agreed
+        if share.counts is None:
+            self.means = known
+        elif not self.means:
+            self.means = agreed
 
 
 def means_of(share: CallShare) -> dict[str, float]:
@@ -328,11 +331,12 @@ def is_plain(mean: float, tolerance: float) -> bool:
     >>> is_plain(1 / 12, 1e-9), is_plain(-5.0, 1e-9), is_plain(24 / 37.1, 1e-9)
     (True, True, False)
     """
-    parts = range(1, int(min(MAX_WHOLE_NUMBER, max(1.0, 0.01 / tolerance))) + 1, 2)
+    largest = int(min(MAX_WHOLE_NUMBER, max(1.0, RESOLVED_SHARE / tolerance)))
+    # even integers are a power of two times an odd one
     return any(
-        is_power_of_two(abs(mean) * each, 2 * tolerance)
-        or is_power_of_two(abs(mean) / each, 2 * tolerance)
-        for each in parts
+        is_power_of_two(abs(mean) * n, 2 * tolerance)
+        or is_power_of_two(abs(mean) / n, 2 * tolerance)
+        for n in range(1, largest + 1, 2)
     )
 
 
@@ -346,8 +350,8 @@ def is_plain(mean: float, tolerance: float) -> bool:
 
 # relative rounding error of a gradient that is summed in another order, in units of eps
 SUM_ORDER_EPS = 1e4
-# If terms of g cancel, rounding may move the factor c away from a power of two. If the
-# relative distance of c from a power of two is at most this, its error is measured.
+# If terms of g cancel, rounding may move the factor c away from a power of two. The
+# rounding error of c is measured if the relative distance is at most this.
 NEAR_POWER = 0.01
 # relative tolerance for comparing the clipping norms of two steps, in float32
 SAME_NORM = 1e-3
@@ -399,7 +403,7 @@ class FollowedTraining(AbstractTrajectory):
         return self.flat.vector(self.steps.end)
 
     @cached_property
-    def memory(self) -> AdamStates | None:
+    def adam(self) -> AdamStates | None:
         """Adam's moments after every step, or None if no optimizer is an Adam."""
         return adam_states(self.steps, self.flat)
 
@@ -437,8 +441,29 @@ class FollowedTraining(AbstractTrajectory):
     def batch(
         self, step: FollowedStep, call: ModelCall
     ) -> tuple[TakenBatch, CallShare]:
-        """Return the examples of a call with their losses, and the call's share of the
-        loop's loss, which contains the factor κ."""
+        """Return the examples of a call with their losses, and the loss factor κ of the
+        call."""
+        self.refuse_unknown(step, call)
+        losses = CallLoss(self.loss, self.called.at(call), call, step.index)
+        share = losses.share(step.start, self.weighing)
+        counts = share.counts
+        kappa = share.factor / self.steps.processes
+        factors = self.weighing.factors(call.names, counts).to(self.end)
+        mean_factor = self.weighing.mean_factor(call.names, counts)
+        rows = torch.tensor(
+            [self.names[name] for name in call.names], device=self.end.device
+        )
+        batch = TakenBatch(
+            examples=rows,
+            shares=kappa * factors,
+            losses=lambda weights: losses.at(self.flat.weights(weights)),
+            per_weight=torch.full_like(factors, kappa * mean_factor),
+            counts=1.0 if counts is None else counts.to(self.end),
+        )
+        return batch, share
+
+    def refuse_unknown(self, step: FollowedStep, call: ModelCall) -> None:
+        """Raise if effects cannot include a call, because a derivative is unknown."""
         if call.weights is not None:
             raise Mistake(
                 f"step {step.index}: it used gradients at weights that the loop had "
@@ -466,31 +491,14 @@ class FollowedTraining(AbstractTrajectory):
                 "output; ask only for contributions, or let the model return one "
                 "tensor (torch.cat)"
             )
-        losses = CallLoss(self.loss, self.called.at(call), call, step.index)
-        share = losses.share(step.start, self.weighing)
-        counts = share.counts
-        kappa = share.factor / self.steps.processes
-        factors = self.weighing.factors(call.names, counts).to(self.end)
-        rows = torch.tensor(
-            [self.names[name] for name in call.names], device=self.end.device
-        )
-        batch = TakenBatch(
-            examples=rows,
-            shares=kappa * factors,
-            losses=lambda weights: losses.at(self.flat.weights(weights)),
-            per_weight=torch.full_like(
-                factors, kappa * self.weighing.shared(call.names, counts)
-            ),
-            counts=1.0 if counts is None else counts.to(self.end),
-        )
-        return batch, share
 
     def update(self, step: FollowedStep, name: str) -> Update:
         """Return the linear step of a parameter. Include Adam's denominator if Adam
         updates the parameter."""
-        linear, denominator = step.of(name), None
-        if self.memory is not None:
-            denominator = self.memory.denominator(step, name)
+        linear = step.of(name)
+        denominator = None
+        if self.adam is not None:
+            denominator = self.adam.denominator(step, name)
         if isinstance(linear.momentum_scale, Tensor):
             linear = replace(linear, momentum_scale=linear.momentum_scale.reshape(-1))
         return Update(
@@ -500,12 +508,11 @@ class FollowedTraining(AbstractTrajectory):
     def with_grad(self, step: FollowedStep) -> Float[Tensor, " weight"]:
         """Return 1 for weights with a gradient in the step, and 0 for all others."""
         with_grad = set(step.with_grad)
-        return self.flat.vector(
-            {
-                n: torch.full_like(w, float(n in with_grad))
-                for n, w in step.start.items()
-            }
-        )
+        masks = {
+            name: torch.full_like(weight, float(name in with_grad))
+            for name, weight in step.start.items()
+        }
+        return self.flat.vector(masks)
 
     def clipped(self, followed: FollowedStep, step: TrainedStep) -> TrainedStep:
         """Return `step` with the factor c between its replayed gradient and the
@@ -516,10 +523,8 @@ class FollowedTraining(AbstractTrajectory):
         if not step.batches:
             return step
         with_grad = self.with_grad(followed)
-        zeros = {
-            name: torch.zeros_like(weight) for name, weight in followed.start.items()
-        }
-        consumed = self.flat.vector(zeros | dict(followed.gradient)) * with_grad
+        gradients = followed.zeros | dict(followed.gradient)
+        consumed = self.flat.vector(gradients) * with_grad
 
         def replayed(multiple: float) -> Tensor:
             batches = [batch.times(multiple) for batch in step.batches]
@@ -544,10 +549,9 @@ class FollowedTraining(AbstractTrajectory):
         """Return the factor c between the replayed gradient g and the gradient that the
         optimizer used, and the relative rounding error of c.
 
-        The error is `SUM_ORDER_EPS` eps. If it does not explain the distance between
-        the two gradients, or the distance between c and a power of two nearby, terms of
-        g may cancel. In this case, add the measured rounding error of g (see
-        `cancelled`).
+        The error is `SUM_ORDER_EPS` eps. Terms of g may cancel if this error does not
+        explain the distance of the two gradients, or the distance of c from a nearby
+        power of two. Then add the measured rounding error of g (see `cancelled`).
 
         `replayed(m)` returns the gradient of m times the loss."""
         factor, missed = factor_between(g, consumed)

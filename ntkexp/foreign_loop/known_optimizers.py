@@ -88,7 +88,6 @@ def known_optimizer(
     """Return the rule of an optimizer: one of the user's `rules`, or the rule of its
     class in PyTorch or another library. Raise if there is none."""
     kind = type(optimizer)
-    where = f"{kind.__module__}.{kind.__qualname__}"
     if any(group.get("differentiable") for group in optimizer.param_groups):
         raise Mistake(
             f"{kind.__name__} with differentiable=True cannot be followed; train with "
@@ -99,14 +98,19 @@ def known_optimizer(
         for rule in (*rules, *ours):
             if applies(rule, base):
                 return KnownOptimizer(rule, base)
+    raise without_rule(kind)
+
+
+def without_rule(kind: type[torch.optim.Optimizer]) -> Mistake:
+    """Return the error for an optimizer class without a rule."""
     if kind.__name__ == "ZeroRedundancyOptimizer":
-        raise Mistake(
+        return Mistake(
             "ZeroRedundancyOptimizer divides its state among the processes, so that no "
             "process sees a complete step; train with the optimizer that it wraps, in "
             "every process"
         )
     if "SAM" in kind.__name__:
-        raise Mistake(
+        return Mistake(
             f"{kind.__name__} computes gradients at weights that it has moved up first "
             "(sharpness-aware minimisation), and has no base_optimizer whose step "
             "could be followed; let it wrap an optimizer, or move the weights in the "
@@ -123,8 +127,9 @@ def known_optimizer(
     names = [each.__name__ for rule in TORCH_RULES for each in rule.kinds]
     names += [name for rule in LIBRARY_RULES for name in rule.class_names]
     known = ", ".join(names)
+    where = f"{kind.__module__}.{kind.__qualname__}"
     instead = "" if reason else ", or give one, rules=[…]"
-    raise Mistake(
+    return Mistake(
         f"steps of {where} are not followed{reason}: rules are known for {known}{instead}"
     )
 

@@ -35,11 +35,10 @@ class LionRule(AbstractLibraryRule):
     """Lion: θ ← (1 − ηλ)θ − η sign(c), with c = β₁m₋ + (1 − β₁)g
     and m ← β₂m₋ + (1 − β₂)g.
 
-    m₋ is the momentum before the step, and m the momentum after it. Inserting m₋ =
-    (m − (1 − β₂)g)/β₂ gives c = a m + b g. So S = aη/|c| and N = bη/|c|. Both are 0
-    where c = 0:
+    m₋ and m are the momenta before and after the step. With m₋ = (m − (1 − β₂)g)/β₂,
 
-        a = β₁/β₂,   b = (1 − β₁) − a(1 − β₂),   β = β₂,   α = 1 − β₂
+        c = a m + b g,   a = β₁/β₂,   b = (1 − β₁) − a(1 − β₂)
+        S = aη/|c|,   N = bη/|c|   (0 where c = 0),   β = β₂,   α = 1 − β₂
 
     With the setting `caution`, S and N are multiplied by a mask (see `caution`).
     """
@@ -54,28 +53,28 @@ class LionRule(AbstractLibraryRule):
         step_input: StepInput,
         buffer: Tensor | None,
     ) -> LinearStep:
-        first, second = (float(beta) for beta in group["betas"])
-        if not second:
+        beta1, beta2 = (float(beta) for beta in group["betas"])
+        if not beta2:
             raise Mistake(
                 "Lion with betas=(…, 0) forgets the momentum of its step; choose "
                 "another second beta"
             )
-        of_momentum = first / second
-        of_gradient = (1 - first) - of_momentum * (1 - second)
+        a = beta1 / beta2
+        b = (1 - beta1) - a * (1 - beta2)
         gradient = (
             -step_input.gradient if group.get("maximize") else step_input.gradient
         )
-        c = of_momentum * state[self.momentum_key] + of_gradient * gradient
+        c = a * state[self.momentum_key] + b * gradient
         denominator, residual = sign_denominator(c, float(group["lr"]))
         if group.get("caution"):
             mask = caution(c, gradient)
             denominator = denominator / mask
             residual = None if residual is None else mask * residual
         return LinearStep(
-            momentum_scale=of_momentum,
-            gradient_scale=of_gradient,
-            momentum_decay=second,
-            momentum_gain=1 - second,
+            momentum_scale=a,
+            gradient_scale=b,
+            momentum_decay=beta2,
+            momentum_gain=1 - beta2,
             decoupled_decay=decay_rate(group) * float(group["weight_decay"]),
             denominator=denominator,
             residual=residual,
@@ -115,9 +114,8 @@ class SignSGDRule(AbstractLibraryRule):
 def sign_denominator(direction: Tensor, rate: float) -> tuple[Tensor, Tensor | None]:
     """Return n and r with direction/n + r = rate · sign(direction).
 
-    n is |direction|/rate, or ∞ where the direction is 0. If elements are so small that
-    1/n overflows, their n is ∞ too, and r is their movement, which is attributed to no
-    example. Otherwise r is None.
+    n is |direction|/rate, or ∞ where the direction is 0. Where 1/n would overflow, n is
+    ∞, and r is the movement, which no example caused. r is None if nothing overflows.
 
     >>> sign_denominator(torch.tensor([2.0, 0.0, -4.0]), 0.5)
     (tensor([4., inf, 8.]), None)
@@ -177,16 +175,17 @@ class LAMBRule(AbstractLibraryRule):
     ) -> LinearStep:
         rate = float(group["lr"])
         decay = float(group["weight_decay"])
-        first, second = (float(beta) for beta in group["betas"])
-        gain = 1 - first if group["grad_averaging"] else 1.0
-        unbiased_first = unbiased_second = 1.0
+        beta1, beta2 = (float(beta) for beta in group["betas"])
+        gain = 1 - beta1 if group["grad_averaging"] else 1.0
+        unbiased1 = 1.0
+        unbiased2 = 1.0
         if group["bias_correction"]:
-            unbiased_first = 1 - first ** float(group["step"])
-            unbiased_second = 1 - second ** float(group["step"])
+            unbiased1 = 1 - beta1 ** float(group["step"])
+            unbiased2 = 1 - beta2 ** float(group["step"])
 
         # the update u, and the weight θ of the trust ratio ‖θ‖/‖u‖
-        denominator = (state["exp_avg_sq"] / unbiased_second).sqrt_().add_(group["eps"])
-        denominator *= unbiased_first
+        denominator = (state["exp_avg_sq"] / unbiased2).sqrt_().add_(group["eps"])
+        denominator *= unbiased1
         if group["caution"]:
             denominator = denominator / caution(
                 state[self.momentum_key], step_input.gradient
@@ -214,7 +213,7 @@ class LAMBRule(AbstractLibraryRule):
             )
         return LinearStep(
             momentum_scale=ratio * rate,
-            momentum_decay=first,
+            momentum_decay=beta1,
             momentum_gain=gain / clipping,
             decoupled_decay=decoupled_decay,
             denominator=denominator,
@@ -318,8 +317,8 @@ class ScheduleFreeRule(AbstractLibraryRule):
         y ← (1 − c)y + cz + η(β(1 − c) − 1)u,   z ← z − ηu,   u = (g + λny)/n
 
     η is the learning rate with warmup, and c is the weight of this step in the average
-    x of z. n = 1 for SGD, and n = √v/ρ + ε with ρ = √(1 − β₂ᵗ) for AdamW. Let m = y −
-    z, which is 0 before the first step. In terms of y and m,
+    x of z. n = 1 for SGD, and n = √v/ρ + ε with ρ = √(1 − β₂ᵗ) for AdamW. The momentum
+    is m = y − z, which is 0 before the first step. In terms of y and m,
 
         m ← (1 − c)m + (1 − c)βη/n p,   y ← y − c/(1 − c) m − η(1 − β)/n p,   p = g + λny
 

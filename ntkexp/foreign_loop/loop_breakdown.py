@@ -138,7 +138,9 @@ def trained_twice(
     pair = TrainingPair(
         first=first_training,
         second=second_training,
-        weights=Pair(weighing.left(names).to(end), without.left(names).to(end)),
+        weights=Pair(
+            weighing.weights_of(names).to(end), without.weights_of(names).to(end)
+        ),
         mean=MEANS[weighing.mean],
         vectors_per_pass=max(1, SWEEP_CACHE_NUMBERS // first_training.flat.size),
     )

@@ -77,6 +77,14 @@ class StepSummands:
     proofs: StepProofs
     by_component: Sequence[LoopTerms]  # terms of each component
 
+    @property
+    def magnitudes(self) -> tuple[Float[Tensor, "query out"], ...]:
+        """The parts of the change in this step, with Σ|contributions|."""
+        terms = self.terms
+        mass = terms.contributions.abs().sum(2)
+        outside = (self.statistics, self.jumps, terms.coupling)
+        return (mass, terms.decay, terms.rounding, *outside)
+
 
 @dataclass
 class TermTotals:
@@ -93,7 +101,6 @@ class TermTotals:
     def at_zero(
         cls, zero: Float[Tensor, "*component query out"], examples: int, steps: int
     ) -> TermTotals:
-        """Return sums that start at zero."""
         return cls(
             contributions=zero.new_zeros(*zero.shape, examples),
             decay=torch.zeros_like(zero),
@@ -104,13 +111,7 @@ class TermTotals:
 
     def of(self, component: int) -> TermTotals:
         """Return views of the sums of one component."""
-        return TermTotals(
-            self.contributions[component],
-            self.decay[component],
-            self.rounding[component],
-            self.coupling[component],
-            self.by_step[component],
-        )
+        return TermTotals(*(total[component] for total in vars(self).values()))
 
     def add(
         self,
@@ -200,7 +201,8 @@ class LoopSums:
             batch_norm: mode of BatchNorm, or None if no running statistics are updated.
             some_steps: True if not all steps of the loop were followed.
         """
-        outputs, totals = ("query", "out"), self.totals
+        outputs = ("query", "out")
+        totals = self.totals
         arrays: NamedArrays = {
             "contribution": (("query", "out", "example"), totals.contributions),
             "decay": (outputs, totals.decay),
@@ -274,7 +276,6 @@ class StepMemory:
 
     @property
     def parameters(self) -> int:
-        """The number of trained weights."""
         return sum(self.sizes)
 
     @property
@@ -291,31 +292,32 @@ class StepMemory:
         """Bytes of the adjoints, of the tapes of queries and examples, and of the
         blocks of gradients."""
         points, outputs_each = self.tape.outputs.shape
-        outputs = self.tape.outputs.numel()
-        query_tapes = points * (3 + 2 * outputs_each)
-        example_tapes = self.rows * (2 + outputs_each + RECORDING_TAPES)
-        if self.has_batch_norm:
-            example_tapes += BATCH_NORM_TAPES * self.rows
+        outputs = points * outputs_each
+        number_bytes = self.tape.outputs.element_size()
+
+        # the adjoints, and one parameter of an adjoint times factors of its elements
+        numbers = self.adjoints * outputs * self.parameters + outputs * max(self.sizes)
+
+        # the blocks of gradients
         rows = max(self.rows, outputs)
-        piece = max(
-            PIECE_BYTES // self.tape.outputs.element_size(), PIECE_ELEMENTS * rows
-        )
-        numbers = self.adjoints * outputs * self.parameters
-        # one parameter of the adjoint, multiplied by factors of its elements
-        numbers += outputs * max(self.sizes)
+        piece = max(PIECE_BYTES // number_bytes, PIECE_ELEMENTS * rows)
         numbers += min(piece, rows * self.parameters)
+        cached = (self.rows + 1) * outputs * self.parameters
+        numbers += CACHED_COPIES * min(CACHED_NUMBERS, cached)
+
         # If a forward pass uses a weight several times, the secant Jacobian may hold
         # the rows of this weight (`Jacobian.with_sums_over_uses`). Count the rows of
         # every weight, if they are small enough to be held.
-        number_bytes = self.tape.outputs.element_size()
         for size in self.sizes:
             if outputs * size * number_bytes <= PIECE_BYTES:
                 numbers += outputs * size
-        numbers += CACHED_COPIES * min(
-            CACHED_NUMBERS, (self.rows + 1) * outputs * self.parameters
-        )
-        tapes = self.tape.bytes_per_example * (query_tapes + example_tapes)
-        return numbers * self.tape.outputs.element_size() + tapes
+
+        # the tapes of queries and examples
+        tapes = points * (3 + 2 * outputs_each)
+        tapes += self.rows * (2 + outputs_each + RECORDING_TAPES)
+        if self.has_batch_norm:
+            tapes += self.rows * BATCH_NORM_TAPES
+        return numbers * number_bytes + self.tape.bytes_per_example * tapes
 
 
 def sums_at_zero(
@@ -323,7 +325,7 @@ def sums_at_zero(
     examples: int,
     steps: int,
     budget: MemoryBudget,
-    components: Components | None,
+    components: Components,
     positions: Positions | None,
 ) -> LoopSums:
     """Return sums that start at zero. Raise if the sums
@@ -332,8 +334,9 @@ def sums_at_zero(
     Omit `half_by`, with a warning, if only this sum does not fit.
     """
     outputs = step.tape.outputs
-    by, fewer = "", ""
-    if components is not None:
+    by = ""
+    fewer = ""
+    if components:
         by = f" by {counted(len(components), 'component')}"
         fewer = ", by fewer components"
     contributions = f"contributions of {examples} examples to {outputs.numel()} outputs of the queries"
@@ -350,12 +353,14 @@ def sums_at_zero(
         )
     zero = torch.zeros_like(outputs, dtype=accumulated_in(outputs))
     totals = TermTotals.at_zero(zero, examples, steps)
-    halves, by_component, by_position = None, None, None
+    halves = None
+    by_component = None
+    by_position = None
     if with_halves:
         halves = halves_at_zero(steps, outputs.new_zeros(*outputs.shape, examples))
-    if components is not None:
-        each = zero.new_zeros(len(components), *zero.shape)
-        by_component = TermTotals.at_zero(each, examples, steps)
+    if components:
+        zeros = zero.new_zeros(len(components), *zero.shape)
+        by_component = TermTotals.at_zero(zeros, examples, steps)
     if positions is not None:
         by_position = LoopPositions.at_zero(positions, totals.contributions, budget)
     return LoopSums(
@@ -373,16 +378,15 @@ def sums_at_zero(
 
 
 def needed_bytes(
-    step: StepMemory, examples: int, steps: int, components: Components | None
+    step: StepMemory, examples: int, steps: int, components: Components
 ) -> float:
     """Return the bytes that the sums and one step take."""
     outputs = step.tape.outputs
     sum_bytes = accumulated_in(outputs).itemsize
     contributions = outputs.numel() * examples * (outputs.element_size() + sum_bytes)
     by_step = outputs.numel() * steps * sum_bytes
-    return (contributions + by_step + step.products) * (
-        1 + len(components or {})
-    ) + step.held
+    sums = contributions + by_step + step.products
+    return sums * (1 + len(components)) + step.held
 
 
 def accumulated_in(outputs: Tensor) -> torch.dtype:

@@ -45,6 +45,9 @@ Measure: TypeAlias = Callable[[Tensor, SeenCall], Tensor | Mapping[str, Tensor]]
 [query] or [query, out], or a dict from names to tensors [query]."""
 
 RANDOM = "the module draws random numbers"
+NO_QUERIES = (
+    "queries=: there are none; give inputs at which the model is to be explained"
+)
 MEASURE_FORMS = "give a tensor [queries], or [queries, numbers], or a dict of names to tensors [queries]"
 
 
@@ -259,7 +262,6 @@ class MeasuredQueries:
 
 
 def at_least_float(outputs: Tensor) -> Tensor:
-    """Convert a tensor of lower precision than float32 to float32."""
     return (
         outputs.float() if outputs.element_size() < torch.float32.itemsize else outputs
     )
@@ -311,10 +313,7 @@ def gathered_queries(queries: object) -> tuple[Inputs, tuple[int, ...]]:
     with beginning_at({"cpu": torch.get_rng_state()}):
         batches = [as_inputs(batch) for batch in queries]
     if not batches:
-        raise Mistake(
-            "queries=: there are none; give inputs at which the model is to be "
-            "explained"
-        )
+        raise Mistake(NO_QUERIES)
     return joined(batches), tuple(examples(batch) for batch in batches)
 
 

@@ -98,7 +98,7 @@ class CalledModule:
     @cached_property
     def function(self) -> Function:
         """The module in evaluation mode without casts, followed by the measure."""
-        return self.asked(self.outputs)
+        return self.with_measure(self.outputs)
 
     @cached_property
     def outputs(self) -> Function:
@@ -106,7 +106,7 @@ class CalledModule:
         cast = self.casts is not None
         return self.without_casts(EVALUATION, self.output, cast=cast, any_mode=False)
 
-    def asked(self, function: Function) -> Function:
+    def with_measure(self, function: Function) -> Function:
         """Return the measure composed with a function. If
         there is no measure, return the function."""
         return function if self.measured is None else self.measured.of(function)
@@ -222,6 +222,11 @@ class CalledModule:
         """Return True if a call uses lower precision than the trained weights."""
         return circumstances.autocast is not None or self.short is not None
 
+    @property
+    def loop_is_cast(self) -> bool:
+        """True if the loop uses lower precision than the trained weights."""
+        return self.casts is not None or self.short is not None
+
     def cast_eps_of(self, circumstances: Circumstances, *, exact: bool = True) -> float:
         """Return the relative rounding error by which a replayed call may differ from the
         loop's call.
@@ -256,12 +261,6 @@ class CalledModule:
         return cast
 
     @property
-    def under_casts(self) -> Function:
-        """The module in evaluation mode under the casts of the loop,
-        followed by the measure."""
-        return self.asked(self.under(self.casts))
-
-    @property
     def as_evaluated(self) -> Iterator[Function]:
         """Yield candidates for the function that the user's model computed at the
         queries.
@@ -274,7 +273,7 @@ class CalledModule:
             short = str(self.short).removeprefix("torch.")
             candidates.append(Autocast(device, short, cached=True))
         for casts in dict.fromkeys(candidates):
-            yield self.asked(in_chunks(self.under(casts)))
+            yield self.with_measure(in_chunks(self.under(casts)))
 
     # --- Gradients of calls, accumulated in autograd's order
 
@@ -326,9 +325,9 @@ class CalledModule:
             outputs = list[Tensor]()
             self.gradient(calls, begun, outputs.append)
             for call, output in zip(calls, outputs, strict=True):
-                if call.signed is not None:
+                if call.fingerprint is not None:
                     shapes = tuple(call.joined.values())
-                    distance = relative_distance(output, call.signed, shapes)
+                    distance = relative_distance(output, call.fingerprint, shapes)
                     missed = max(missed, distance)
         return missed if missed > OTHER_OUTPUTS else 0.0
 
@@ -398,9 +397,9 @@ class CalledModule:
                 gradient = replace(gradient, weights=noisy(gradient.weights))
             else:
                 gradient = noisy(gradient)
-            # the perturbed outputs do not have the fingerprint `signed`
+            # the perturbed outputs do not have the recorded fingerprint
             noisy_calls.append(
-                replace(call, inputs=inputs, gradient=gradient, signed=None)
+                replace(call, inputs=inputs, gradient=gradient, fingerprint=None)
             )
         noisy_weights = {
             id(weights): {name: noisy(weight) for name, weight in weights.items()}
@@ -412,9 +411,9 @@ class CalledModule:
             repeat = self.gradient(calls, begun)
             # random numbers outside torch may switch off a layer, which then has no
             # gradient
-            if repeat.keys() != here.keys():
-                return {}
-            if any(not torch.equal(repeat[name], part) for name, part in here.items()):
+            if repeat.keys() != here.keys() or any(
+                not torch.equal(repeat[name], part) for name, part in here.items()
+            ):
                 return {}
         there = self.gradient(
             noisy_calls, [noisy_weights[id(weights)] for weights in begun]
@@ -428,6 +427,11 @@ class CalledModule:
     @cached_property
     def parameters(self) -> dict[str, nn.Parameter]:
         return dict(self.module.named_parameters())
+
+    @property
+    def weights(self) -> Weights:
+        """The present weights of the module."""
+        return {name: weight.detach() for name, weight in self.parameters.items()}
 
     @cached_property
     def modes(self) -> LayerModes:
@@ -461,7 +465,6 @@ class CalledModule:
 
 
 def members(module: nn.Module) -> Iterator[Tensor]:
-    """Yield all parameters and buffers of a module."""
     return chain(module.parameters(), module.buffers())
 
 

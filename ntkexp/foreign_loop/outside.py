@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from ntkexp.foreign_loop.call import Autocast
 from ntkexp.foreign_loop.clipping import ASK_LOSSES
+from ntkexp.foreign_loop.closing import share_of
 from ntkexp.foreign_loop.host_reads import to_host
 from ntkexp.foreign_loop.model_function import CalledModule
 from ntkexp.kernel import columns
@@ -228,8 +229,8 @@ class LatestWeights:
     # buffers to reuse, because allocation is slow
     spare: Weights = field(default_factory=dict)
     # SAM changes weights and then undoes the change, which may leave a rounding error.
-    # From the name of a parameter, this function returns the bound on this error, or
-    # None if the bits must be equal.
+    # This function returns the bound on the error of a parameter, or None if the bits
+    # must be equal.
     rounding_of_swaps: Callable[[str], Tensor | None] = lambda _: None
     # parameters that an unfollowed optimizer has updated, with the name of its class
     unfollowed: dict[str, str] = field(default_factory=dict)
@@ -265,18 +266,18 @@ class LatestWeights:
         If `closely`, compare all weights. Else compare only weights whose number of
         writes has changed.
         """
-        for name in self.changed(step, members, closely=closely):
+        for name in self.changed(members, closely=closely):
             self.refuse_change(step, name)
 
     def changed(
-        self, step: int, members: Iterable[tuple[str, Tensor]], *, closely: bool = False
+        self, members: Iterable[tuple[str, Tensor]], *, closely: bool = False
     ) -> dict[str, Tensor]:
         """Return the weights that have changed since the latest step.
         See `refuse_writes`."""
         written: dict[str, Tensor] = {}
         for name, weight in members:
-            # the loop has added it to an optimizer since the latest step. Until its
-            # first step, `FrozenTensors` compares it.
+            # the loop has added this weight to an optimizer since the latest step, and
+            # `FrozenTensors` compares it until its first step
             if name not in self.weights:
                 continue
             if weight._version != self.writes[name] or closely:
@@ -402,9 +403,7 @@ def outside_sentence(attribution: xr.Dataset) -> str:
     named = Outside(tuple(str(attribution.attrs[OUTSIDE]).split(", "))).named
     if OUTSIDE not in attribution:
         return f"{named} changed after the last step; the model is attributed without that change"
-    outside = float((attribution[OUTSIDE] ** 2).sum() ** 0.5)
-    change = float((attribution["change"] ** 2).sum() ** 0.5)
-    share = short(outside / change if change else outside)
+    share = short(share_of(attribution, OUTSIDE))
     return (
         f"{named} changed after the last step, which caused {share} of the change "
         "(`outside`), and no example did"

@@ -135,11 +135,11 @@ def refuse_no_positions(call: ModelCall, *, coupled: bool = False) -> None:
 
 
 def by_loss(call: ModelCall) -> int | None:
-    """Return the axis of positions if the loss shows it, else None: if ∂L/∂f sums to
-    zero over exactly one of the axes 1 and 2, this axis counts classes, and the other
-    one positions.
+    """Return the axis of positions if the loss shows it, else None.
 
-    In this example, the outputs are [example, class, position].
+    If ∂L/∂f sums to zero over exactly one of the axes 1 and 2, this axis counts
+    classes, and the other one counts positions. In this example, the outputs are
+    [example, class, position].
 
     >>> f, y = torch.randn(2, 7, 5, requires_grad=True), torch.ones(2, 5, dtype=torch.long)
     >>> torch.nn.functional.cross_entropy(f, y).backward()
@@ -148,7 +148,7 @@ def by_loss(call: ModelCall) -> int | None:
     (2, 2)
     """
     if isinstance(call.gradient, CrossEntropyGradient):
-        return 1  # its classes are on the last axis
+        return 1  # the classes are on the last axis
     assert call.gradient is not None
     gradient = call.gradient.reshape(call.shape)
     tolerance = min(SOFTMAX_SUM_EPS * torch.finfo(gradient.dtype).eps, MAX_SOFTMAX_SUM)

@@ -115,8 +115,8 @@ class AbstractOptimizerRule(ABC):
 
     swaps_weights: ClassVar[bool] = False
     """True if functions of the optimizer move the weights to an average and back
-    between steps. These functions compute the weights from z, an entry of the optimizer
-    state, so the weights come back only up to rounding."""
+    between steps. They compute the weights from z, an entry of the optimizer state.
+    This changes the weights by rounding errors."""
 
     rounds: ClassVar[bool] = False
     """True if the optimizer computes in lower precision than the weights. The rounding
@@ -181,8 +181,8 @@ class AbstractOptimizerRule(ABC):
         step_input: StepInput,
         buffer: Tensor | None,
     ) -> LinearStep:
-        """Return a linear step for proof (b). Override this method if a step that is
-        cheaper than the result of `step` suffices for proof (b).
+        """Return a linear step for proof (b). Override this method if the result of
+        `step` is expensive, and a cheaper step leads to the same weights and momentum.
 
         Args:
             group: settings of the parameter group.
@@ -200,8 +200,6 @@ def p_of(step: LinearStep, step_input: StepInput) -> Tensor:
     """Return p = g + λθ, the gradient with L2 decay."""
     if isinstance(step.l2, Tensor):
         return step_input.gradient + step.l2 * step_input.weight
-    return (
-        step_input.gradient.add(step_input.weight, alpha=step.l2)
-        if step.l2
-        else step_input.gradient
-    )
+    if step.l2:
+        return step_input.gradient.add(step_input.weight, alpha=step.l2)
+    return step_input.gradient

@@ -11,8 +11,8 @@ the gradient. If S is a tensor, σ(S ⊙ m) is computed from the m that the opti
 and σ(m) is compared with the first equation.
 
 The check runs at every step of a user's training, so it must be fast. Signatures read
-each gradient and weight once. To recompute the weights instead, the check would read and
-write them several times.
+each gradient and weight once. A recomputation of the weights would read and write them
+several times.
 
 An error changes the signature by about its own norm. An error below 64 eps times the norm
 of the tensor cannot be distinguished from rounding. An error in a single one of very many

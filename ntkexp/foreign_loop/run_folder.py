@@ -301,9 +301,7 @@ def outcome_sentence(attribution: xr.Dataset, files: TraceFolder) -> str:
         else "the loop was interrupted after these steps, or still runs",
         casts_sentence(attribution),
         rounding_sentence(attribution),
-        batch_norm_sentence(attribution),
-        str(attribution.attrs.get(JUMPED, "")),
-        outside_sentence(attribution),
+        no_examples_sentence(attribution),
         equal_inputs_sentence(attribution),
     ]
     if "effect" in attribution:

@@ -95,7 +95,7 @@ class RunningLoop:
         same weights share one copy. If `closely`, compare all weights. Else compare
         only weights whose number of writes has changed."""
         step = self.store.count
-        changed = self.latest.changed(step, self.parameters, closely=closely)
+        changed = self.latest.changed(self.parameters, closely=closely)
         if not changed:
             return None
         for name in changed:

@@ -61,9 +61,9 @@ class Signatures:
     def of(self, tensors: Mapping[str, Tensor]) -> dict[str, Float[Tensor, " part"]]:
         """Return the signature of every tensor, in host memory.
 
-        A signature has one element for each part, and one more element. If the size of
-        the tensor is not a multiple of 16, the last element is the projection of the
-        remaining numbers. Else it is 0. Small tensors have one number in each part.
+        A signature has one element for each part, and a last element. The last element
+        is the projection of the numbers that remain if the size of the tensor is not a
+        multiple of 16, else 0. Small tensors have one number in each part.
 
         >>> Signatures().of({"w": torch.ones(3)})["w"].shape
         torch.Size([4])
@@ -94,7 +94,8 @@ class Signatures:
             return signature
         flat = values.reshape(-1)
         rows = flat[: width * parts] if rest else flat
-        rows, drawn = rows.view(parts, width), self.drawn(width, flat)
+        rows = rows.view(parts, width)
+        drawn = self.drawn(width, flat)
         if width <= MAX_SUMMED:
             torch.mv(rows, drawn, out=signature[:parts])
         else:
@@ -127,7 +128,8 @@ def distance(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
     sizes = [theirs.norm() for theirs in other.values()]
     gaps = [(one[name] - theirs).norm() for name, theirs in other.items()]
     norms = read_numbers([*sizes, *gaps])
-    size, missed = hypot(*norms[: len(sizes)]), hypot(*norms[len(sizes) :])
+    size = hypot(*norms[: len(sizes)])
+    missed = hypot(*norms[len(sizes) :])
     return missed / size if size else missed
 
 

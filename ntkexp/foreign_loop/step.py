@@ -79,6 +79,10 @@ class FollowedStep:
         return [name for name in self.linear if name not in self.without_grad]
 
     @property
+    def zeros(self) -> Weights:
+        return {name: torch.zeros_like(part) for name, part in self.start.items()}
+
+    @property
     def zero_gradient(self) -> Weights:
         return {name: torch.zeros_like(self.start[name]) for name in self.with_grad}
 

@@ -94,8 +94,7 @@ class StepRecorder:
             self.remember(optimizer)
 
     def remember(self, optimizer: torch.optim.Optimizer) -> None:
-        """Store the momenta of an optimizer, because proof (b) needs them."""
-        rule = self.loop.rules[id(optimizer)]
+        """Store the momenta of an optimizer for proof (b)."""
         for group, members in self.loop.parameters.groups(optimizer):
             for name, weight in members.items():
                 if not has_moved(optimizer.state.get(weight, {})):
@@ -103,9 +102,7 @@ class StepRecorder:
                 self.proof.moved[name] = 1
                 self.movers[name] = id(optimizer)
                 self.times_moved[id(optimizer), name] = 1
-                momentum = rule.momentum_at(
-                    group, optimizer.state[weight], weight.detach()
-                )
+                momentum = self.momentum(optimizer, group, weight)
                 if momentum is not None:
                     self.proof.remember(name, momentum)
 
@@ -147,17 +144,16 @@ class StepRecorder:
         rule = self.loop.rules[id(optimizer)]
         if rule.changes_settings:
             for group, members in self.loop.parameters.groups(optimizer):
-                self.settings_before |= dict.fromkeys(members, settings_of(group))
+                self.settings_before |= dict.fromkeys(members, copied_settings(group))
         if rule.overwrites_gradient:
             for name, weight in moved.items():
                 if weight.grad is not None:
                     self.gradients_before[name] = weight.grad.detach().clone()
-        needs = rule.needs
-        if needs:
+        if rule.needs:
             for name, weight in moved.items():
                 state = optimizer.state.get(weight, {})
                 self.states_before[name] = copied_state(
-                    {key: state[key] for key in needs if key in state}
+                    {key: state[key] for key in rule.needs if key in state}
                 )
 
     def admit(self, moved: Mapping[str, nn.Parameter]) -> None:
@@ -238,7 +234,6 @@ class StepRecorder:
         `gradient` is the gradient that the optimizer used, `before` are the weights
         before the step, and `signed` are the signatures of the gradient and of the
         weights after the step."""
-        index = self.loop.store.count
         rule = self.loop.rules[id(optimizer)]
         linear: dict[str, LinearStep] = {}
         settings: dict[str, Mapping[str, Any]] = {}
@@ -248,45 +243,27 @@ class StepRecorder:
         admitted = self.admitted
         self.admitted = {}
         for group, members in self.loop.parameters.groups(optimizer):
-            group_settings = settings_of(group)
+            group_settings = copied_settings(group)
             for name, weight in members.items():
-                where = f"step {index}: '{name}'"
-                state = optimizer.state.get(weight, {})
-                scratch = self.scratch_like(weight)
-                if len(self.loop.optimizers) > 1 and weight.grad is not None:
-                    momentum = (
-                        rule.momentum_at(group, state, weight.detach())
-                        if state
-                        else None
-                    )
-                    remembers = momentum is not None
-                    self.change_mover(optimizer, name, index, remembers=remembers)
-                times = self.proof.moved.get(name, 0)
-                states_before = self.states_before.get(name, {})
+                self.change_mover(optimizer, group, name, weight)
                 step_input = StepInput(
-                    gradient[name], before[name], times, states_before, norm
+                    gradient[name],
+                    before[name],
+                    self.proof.moved.get(name, 0),
+                    self.states_before.get(name, {}),
+                    norm,
                 )
-
-                step = IDLE
-                if weight.grad is not None:
-                    self.proof.moved[name] = times + 1
-                    step = read_step(rule, group, state, step_input, scratch, where)
-                    if name not in self.proof.memory:
-                        step = step.changed(momentum_decay=0.0)
+                claim = self.claim(optimizer, group, name, weight, step_input)
+                signatures = (signed.gradient[name], signed.after[name])
+                scratch = self.scratch_like(weight)
+                proofs.append(self.proof.check(claim, signatures, scratch))
+                linear[name] = claim.step
+                settings[name] = group_settings
                 if weight.grad is None or not weight.requires_grad:
                     without_grad.add(name)
-                linear[name] = step
-                settings[name] = group_settings
-
-                signatures = (signed.gradient[name], signed.after[name])
-                momentum = None
-                if state:
-                    momentum = rule.momentum_at(group, state, weight.detach())
-                claim = StepClaim(where, name, step, step_input, momentum)
-                proofs.append(self.proof.check(claim, signatures, scratch))
         rule_error = max(self.proof.settle(proofs), default=0.0)
         return FollowedStep(
-            index=index,
+            index=self.loop.store.count,
             calls=self.pending.consume(self.loop.parameters.of(optimizer).values()),
             start=before,
             gradient=gradient,
@@ -304,14 +281,56 @@ class StepRecorder:
             admitted=admitted,
         )
 
+    def claim(
+        self,
+        optimizer: torch.optim.Optimizer,
+        group: Mapping[str, Any],
+        name: str,
+        weight: nn.Parameter,
+        step_input: StepInput,
+    ) -> StepClaim:
+        """Return the linear step of a parameter by the optimizer's rule. The step may
+        use the buffer `scratch_like(weight)`."""
+        rule = self.loop.rules[id(optimizer)]
+        where = f"step {self.loop.store.count}: '{name}'"
+        state = optimizer.state.get(weight, {})
+        step = IDLE
+        if weight.grad is not None:
+            self.proof.moved[name] = step_input.earlier_steps + 1
+            scratch = self.scratch_like(weight)
+            step = read_step(rule, group, state, step_input, scratch, where)
+            if name not in self.proof.memory:
+                step = step.changed(momentum_decay=0.0)
+        momentum = self.momentum(optimizer, group, weight)
+        return StepClaim(where, name, step, step_input, momentum)
+
+    def momentum(
+        self,
+        optimizer: torch.optim.Optimizer,
+        group: Mapping[str, Any],
+        weight: nn.Parameter,
+    ) -> Tensor | None:
+        """Return the momentum of a parameter, or None if it has none yet."""
+        state = optimizer.state.get(weight)
+        if not state:
+            return None
+        rule = self.loop.rules[id(optimizer)]
+        return rule.momentum_at(group, state, weight.detach())
+
     def change_mover(
-        self, optimizer: torch.optim.Optimizer, name: str, step: int, *, remembers: bool
+        self,
+        optimizer: torch.optim.Optimizer,
+        group: Mapping[str, Any],
+        name: str,
+        weight: nn.Parameter,
     ) -> None:
         """If another optimizer moved this parameter before, forget the momentum of that
         optimizer.
 
-        Raise if `optimizer` moved the parameter even earlier and has a momentum for it
-        (`remembers`): this momentum is from before the steps of the other optimizer."""
+        Raise if `optimizer` moved the parameter even earlier and has a momentum for it:
+        this momentum is from before the steps of the other optimizer."""
+        if len(self.loop.optimizers) == 1 or weight.grad is None:
+            return
         key = (id(optimizer), name)
         times = self.times_moved.get(key, 0)
         self.times_moved[key] = times + 1
@@ -319,12 +338,11 @@ class StepRecorder:
         self.movers[name] = id(optimizer)
         if last is None or last == id(optimizer):
             return
-        if times and remembers:
+        if times and self.momentum(optimizer, group, weight) is not None:
             raise Mistake(
-                f"step {step}: another optimizer has updated '{name}' since the last "
-                f"step of {type(optimizer).__name__}, whose momentum is from before; "
-                "let one stage end before the next begins, or give each optimizer "
-                "other parameters"
+                f"step {self.loop.store.count}: another optimizer has updated '{name}' since the "
+                f"last step of {type(optimizer).__name__}, whose momentum is from before; let one "
+                "stage end before the next begins, or give each optimizer other parameters"
             )
         self.proof.memory.pop(name, None)
         self.proof.made.pop(name, None)
@@ -396,8 +414,7 @@ def read_step(
         ) from error
 
 
-def settings_of(group: Mapping[str, Any]) -> dict[str, object]:
-    """Copy the settings of a parameter group."""
+def copied_settings(group: Mapping[str, Any]) -> dict[str, object]:
     return {
         key: copied_setting(value) for key, value in group.items() if key != "params"
     }

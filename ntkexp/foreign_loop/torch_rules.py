@@ -117,21 +117,22 @@ class AdamRule(AbstractTorchRule):
         step_input: StepInput,
         buffer: Tensor | None,
     ) -> LinearStep:
-        rate, decay = float(group["lr"]), float(group["weight_decay"])
-        first, second = group["betas"]
+        rate = float(group["lr"])
+        decay = float(group["weight_decay"])
+        beta1, beta2 = group["betas"]
         count = float(state["step"])
         decoupled_decay = rate * decay
         if isinstance(group["lr"], Tensor) and not group["fused"]:
             # if the learning rate is a tensor, torch computes in the dtype of this
             # tensor
             decoupled_decay = 1 - float(1 - group["lr"] * decay)
-            rate = float(group["lr"] / (1 - first**count)) * (1 - first**count)
+            rate = float(group["lr"] / (1 - beta1**count)) * (1 - beta1**count)
         square = state["max_exp_avg_sq" if group["amsgrad"] else "exp_avg_sq"]
-        root = sqrt(1 - second**count)
+        root = sqrt(1 - beta2**count)  # ρ
         step = LinearStep(
-            momentum_scale=rate * root / (1 - first**count),
-            momentum_decay=float(first),
-            momentum_gain=1 - float(first),
+            momentum_scale=rate * root / (1 - beta1**count),
+            momentum_decay=float(beta1),
+            momentum_gain=1 - float(beta1),
             denominator=torch.sqrt(square, out=buffer).add_(group["eps"] * root),
         )
         if group["decoupled_weight_decay"]:
@@ -207,7 +208,8 @@ class AdadeltaRule(AbstractTorchRule):
         step_input: StepInput,
         buffer: Tensor | None,
     ) -> LinearStep:
-        square, eps = state["square_avg"], group["eps"]
+        square = state["square_avg"]
+        eps = group["eps"]
         moved = step_input.state.get("acc_delta", torch.zeros_like(square))
         denominator = (
             torch.add(square, eps, out=buffer).sqrt_().div_(moved.add(eps).sqrt_())
@@ -230,11 +232,11 @@ class AdamaxRule(AbstractTorchRule):
         step_input: StepInput,
         buffer: Tensor | None,
     ) -> LinearStep:
-        first = float(group["betas"][0])
+        beta1 = float(group["betas"][0])
         return LinearStep(
-            momentum_scale=float(group["lr"]) / (1 - first ** float(state["step"])),
-            momentum_decay=first,
-            momentum_gain=1 - first,
+            momentum_scale=float(group["lr"]) / (1 - beta1 ** float(state["step"])),
+            momentum_decay=beta1,
+            momentum_gain=1 - beta1,
             l2=float(group["weight_decay"]),
             denominator=state["exp_inf"],
         )
@@ -259,20 +261,22 @@ class NAdamRule(AbstractTorchRule):
         step_input: StepInput,
         buffer: Tensor | None,
     ) -> LinearStep:
-        rate, count = float(group["lr"]), float(state["step"])
-        first, second = group["betas"]
-        now, next_ = (
-            first * (1 - 0.5 * 0.96 ** (time * group["momentum_decay"]))
+        rate = float(group["lr"])
+        count = float(state["step"])
+        beta1, beta2 = group["betas"]
+        # μₜ and μₜ₊₁
+        mu, next_mu = (
+            beta1 * (1 - 0.5 * 0.96 ** (time * group["momentum_decay"]))
             for time in (count, count + 1)
         )
         product = float(state["mu_product"])
-        square = torch.div(state["exp_avg_sq"], 1 - second**count, out=buffer)
+        square = torch.div(state["exp_avg_sq"], 1 - beta2**count, out=buffer)
         l2, decoupled_decay = decay_of(group)
         return LinearStep(
-            momentum_scale=rate * next_ / (1 - product * next_),
-            gradient_scale=rate * (1 - now) / (1 - product),
-            momentum_decay=float(first),
-            momentum_gain=1 - float(first),
+            momentum_scale=rate * next_mu / (1 - product * next_mu),
+            gradient_scale=rate * (1 - mu) / (1 - product),
+            momentum_decay=float(beta1),
+            momentum_gain=1 - float(beta1),
             l2=l2,
             decoupled_decay=decoupled_decay,
             denominator=square.sqrt_().add_(group["eps"]),
@@ -297,33 +301,26 @@ class RAdamRule(AbstractTorchRule):
         step_input: StepInput,
         buffer: Tensor | None,
     ) -> LinearStep:
-        first, second = group["betas"]
+        beta1, beta2 = group["betas"]
         count = float(state["step"])
         l2, decoupled_decay = decay_of(group)
-
-        # ρ∞ and ρ
-        longest = 2 / (1 - second) - 1
-        unbiased = 1 - second**count
-        length = longest - 2 * count * second**count / unbiased
+        unbiased = 1 - beta2**count
+        rho_inf = 2 / (1 - beta2) - 1
+        rho = rho_inf - 2 * count * beta2**count / unbiased
         step = LinearStep(
-            momentum_scale=float(group["lr"]) / (1 - first**count),
-            momentum_decay=float(first),
-            momentum_gain=1 - float(first),
+            momentum_scale=float(group["lr"]) / (1 - beta1**count),
+            momentum_decay=float(beta1),
+            momentum_gain=1 - float(beta1),
             l2=l2,
             decoupled_decay=decoupled_decay,
         )
-        if length <= 5.0:
+        if rho <= 5.0:
             return step
-        shorter = (
-            (length - 4)
-            * (length - 2)
-            * longest
-            / ((longest - 4) * (longest - 2) * length)
-        )
+        factor = (rho - 4) * (rho - 2) * rho_inf / ((rho_inf - 4) * (rho_inf - 2) * rho)
         denominator = torch.sqrt(state["exp_avg_sq"], out=buffer).add_(group["eps"])
         return replace(
             step,
-            momentum_scale=float(step.momentum_scale) * sqrt(unbiased * shorter),
+            momentum_scale=float(step.momentum_scale) * sqrt(unbiased * factor),
             denominator=denominator,
         )
 
@@ -331,11 +328,9 @@ class RAdamRule(AbstractTorchRule):
 def decay_of(group: Entries) -> tuple[float, float]:
     """Return the decay coefficients λ (L2) and d (decoupled). At least one is zero."""
     decay = float(group["weight_decay"])
-    return (
-        (0.0, float(group["lr"]) * decay)
-        if group["decoupled_weight_decay"]
-        else (decay, 0.0)
-    )
+    if group["decoupled_weight_decay"]:
+        return 0.0, float(group["lr"]) * decay
+    return decay, 0.0
 
 
 class ASGDRule(AbstractTorchRule):
@@ -381,9 +376,10 @@ class AdafactorRule(AbstractTorchRule):
         step_input: StepInput,
         buffer: Tensor | None,
     ) -> LinearStep:
-        rate, count = float(group["lr"]), float(state["step"])
-        least, smallest = group["eps"]
-        least = torch.finfo(step_input.weight.dtype).eps if least is None else least
+        rate = float(group["lr"])
+        count = float(state["step"])
+        eps1, eps2 = group["eps"]
+        least = torch.finfo(step_input.weight.dtype).eps if eps1 is None else eps1
         if "variance" in state:
             square = state["variance"]
         else:
@@ -392,10 +388,10 @@ class AdafactorRule(AbstractTorchRule):
                 rows.mean(dim=-2, keepdim=True).clamp_(min=least)
             )
         denominator = square.clamp(min=least * least).sqrt_()
-        size = max(smallest, rms(step_input.weight)) * min(rate, 1 / sqrt(count))
-        clipped = max(1.0, rms(step_input.gradient / denominator) / group["d"])
+        size = max(eps2, rms(step_input.weight)) * min(rate, 1 / sqrt(count))
+        divisor = max(1.0, rms(step_input.gradient / denominator) / group["d"])
         return LinearStep(
-            size / clipped,
+            size / divisor,
             decoupled_decay=rate * float(group["weight_decay"]),
             denominator=denominator,
         )
@@ -442,11 +438,14 @@ class MuonRule(AbstractTorchRule):
     X = u/‖u‖,   u = (1 − μ)g + μm with Nesterov momentum, else u = m
     X ← (aI + bA + cA²)X with A = XXᵀ, repeated,   θ ← (1 − d)θ − η′X
 
-    The result is X = Lu with L = Π (aI + bA + cA²) / ‖u‖, so that S = η′μ, N = η′(1 −
-    μ), and the matrix M of the linear step is L. A matrix with more rows than columns
-    is transposed first. PyTorch computes X in bfloat16. L is the product of PyTorch's
-    rounded factors. The rounding of X in each iteration is the residual of the linear
-    step, which `store.replay` computes."""
+    The result is X = Lu, so that the matrix M of the linear step is L:
+
+    L = Π (aI + bA + cA²) / ‖u‖
+    S = η′μ and N = η′(1 − μ) with Nesterov momentum, else S = η′ and N = 0
+
+    A matrix with more rows than columns is transposed first. PyTorch computes X in
+    bfloat16. L is the product of PyTorch's rounded factors. The rounding of X in each
+    iteration is the residual of the linear step, which `store.replay` computes."""
 
     kinds = (torch.optim.Muon,)
     rounds = True
@@ -470,7 +469,8 @@ class MuonRule(AbstractTorchRule):
             matrix = torch.addmm(
                 matrix, factor.to(matrix), matrix, beta=group["ns_coefficients"][0]
             )
-        momentum_scale, gradient_scale = adjusted_rate(group, rows, columns), 0.0
+        momentum_scale = adjusted_rate(group, rows, columns)
+        gradient_scale = 0.0
         if group["nesterov"]:
             gradient_scale = momentum_scale * (1 - momentum)
             momentum_scale = momentum_scale * momentum
@@ -489,15 +489,10 @@ class MuonRule(AbstractTorchRule):
         step_input: StepInput,
         buffer: Tensor | None,
     ) -> LinearStep:
-        """Return a linear step with S = N = 0. Its residual is η′X, the whole update
-        except weight decay, in bfloat16 as PyTorch computes it.
-
-        Proof (b) needs only the residual, and the matrix L would be expensive.
-        """
-        update, momentum = (
-            self.update(group, state, step_input),
-            float(group["momentum"]),
-        )
+        """Return a linear step with S = N = 0, because the matrix L would be expensive.
+        Its residual is η′X, the whole update except weight decay, in bfloat16."""
+        update = self.update(group, state, step_input)
+        momentum = float(group["momentum"])
         *_, made = newton_schulz(update, group)
         return LinearStep(
             momentum_scale=0.0,
@@ -510,11 +505,9 @@ class MuonRule(AbstractTorchRule):
     def update(self, group: Entries, state: Entries, step_input: StepInput) -> Tensor:
         """Return the matrix u that Muon orthogonalizes."""
         memory: Tensor = state["momentum_buffer"]
-        return (
-            step_input.gradient.lerp(memory, group["momentum"])
-            if group["nesterov"]
-            else memory
-        )
+        if group["nesterov"]:
+            return step_input.gradient.lerp(memory, group["momentum"])
+        return memory
 
 
 def newton_schulz(

@@ -66,7 +66,7 @@ from ntkexp.mistake import Mistake, in_short
 from ntkexp.model.functional import Output
 from ntkexp.path.backward_sum import BackwardSum
 from ntkexp.path.components import By, Components, components_of
-from ntkexp.progress import AbstractProgress, Silent
+from ntkexp.progress import AbstractProgress
 from ntkexp.records.contributions import MEASURE, OUTSIDE, SURROGATE, LeaveOut
 from ntkexp.records.folder import CONFIG, RunFolder
 from ntkexp.report.progress import Announced, in_place, quiet_log
@@ -262,7 +262,7 @@ class Trace:
 
     def refuse_effects(self, mean: MeanName) -> None:
         """Raise if leave-out effects cannot be computed, before the work begins."""
-        if len(self.steps) < self.steps.count:
+        if self.omits_steps:
             raise Mistake(
                 "effects need all steps, but steps= omits some; follow all steps"
             )
@@ -385,20 +385,8 @@ class Trace:
         check: LeaveOut | None = None
         with memory_kept(self.module.parameters()), quiet_log(quiet):
             attribution = self.contributions(gallery, progress, positions=positions)
-            if effects and SURROGATE in attribution.attrs:
-                raise Mistake(
-                    f"effects: {SURROGATE_GRADIENTS}, but effects need these "
-                    "derivatives; ask only for contributions"
-                )
             if effects:
-                known = loop_effects(self, effects, mean, self.budget, again, progress)
-                check = known.check
-                values = known.values.cpu().numpy()
-                attribution["effect"] = (
-                    ("query", "out", "example"),
-                    values,
-                    attributes_of(known),
-                )
+                check = self.add_effects(attribution, effects, mean, again, progress)
         if self.folder is None:
             if not quiet:
                 warn_of_caveats(attribution)
@@ -409,12 +397,29 @@ class Trace:
             ShownExamples.of(attribution, self.queries, gallery, decode)
         )
 
-    def contributions(
+    def add_effects(
         self,
-        gallery: Gallery,
-        progress: AbstractProgress | None = None,
-        *,
-        positions: bool = False,
+        attribution: Attribution,
+        effects: Effects,
+        mean: MeanName,
+        again: Again | None,
+        progress: AbstractProgress,
+    ) -> LeaveOut | None:
+        """Add leave-out effects to an attribution.
+        Return their comparison with retrainings, if there are any."""
+        if SURROGATE in attribution.attrs:
+            raise Mistake(
+                f"effects: {SURROGATE_GRADIENTS}, but effects need these derivatives; "
+                "ask only for contributions"
+            )
+        known = loop_effects(self, effects, mean, self.budget, again, progress)
+        axes = ("query", "out", "example")
+        values = known.values.cpu().numpy()
+        attribution["effect"] = (axes, values, attributes_of(known))
+        return known.check
+
+    def contributions(
+        self, gallery: Gallery, progress: AbstractProgress, *, positions: bool
     ) -> Attribution:
         """Return the attribution without leave-out effects,
         and without writing a run folder.
@@ -424,15 +429,12 @@ class Trace:
         from ntkexp.report.scores import Attribution  # noqa: PLC0415  loads xarray, which is slow
 
         self.refuse_empty()
-        progress = progress or Silent()
         release_memory(self.module.parameters())
-        text_positions = (
-            positions_of(self.steps.calls(), self.called.couples) if positions else None
-        )
         steps = self.steps
+        text_positions = None
+        if positions:
+            text_positions = positions_of(steps.calls(), self.called.couples)
         end = steps.end | numbers_of(steps.statistics(len(steps)))
-
-        # replay, prove and add the steps, from the last to the first
         reader = Reader(
             self.function,
             frozenset(steps.end),
@@ -444,40 +446,21 @@ class Trace:
         coords: dict[str, Any] = {"example": list(self.examples)}
         if self.measured is not None:
             coords["out"] = self.called.prove_measure(reader, last)
-        components = None if self.by is None else components_of(self.by, steps.end)
-        back = LoopBackward(
-            reader,
-            CallReaders(
-                self.called,
-                reader.trained,
-                self.batch_norm,
-                self.budget.bytes / 2,
-                directions=last.outputs.numel() * len(components or {None}),
-                positions=text_positions,
-            ),
-            self.queries,
-            last,
-            self.examples,
-            self.begin_sums(last, components, text_positions),
-            steps.indices,
-            BackwardSum(components=tuple((components or {}).values())),
-        )
-        self.go_back(back, gallery, progress)
+        if self.omits_steps:
+            coords["step"] = list(steps.indices)
+        components = {} if self.by is None else components_of(self.by, steps.end)
+        if components:
+            coords["component"] = list(components)
 
-        # a replay must return the outputs f_0 and f_T of the user's model
+        # replay, prove and add the steps, from the last to the first
+        back = self.backward(reader, last, components, text_positions)
+        self.go_back(back, gallery, progress)
+        sums = back.added
         start = back.later.outputs
-        first = numbers_of(steps.statistics(0))
-        began = self.replayed(steps.start(0) | first, start)
-        ended = self.replayed(end, last.outputs)
-        self.ends.check(began, ended, steps.count, measured=self.measured is not None)
+        self.refuse_other_ends(start, end, last.outputs)
 
         # f_T − f_0, including `outside`, the change that no step made
-        some_steps = len(steps) < steps.count
-        arrays: NamedArrays = back.added.arrays(
-            cast=self.called.is_cast(Circumstances(autocast=self.called.casts)),
-            batch_norm=self.batch_norm if first else None,
-            some_steps=some_steps,
-        )
+        arrays = self.arrays_of(sums)
         change = last.outputs - start
         outside = self.outside()
         if outside is not None:
@@ -488,7 +471,6 @@ class Trace:
 
         # the final check: the parts of all steps must add up to the change of the
         # outputs
-        sums = back.added
         closing = sums.closing.check(
             sums.totals.contributions, sums.total, start, last.outputs
         )
@@ -496,37 +478,79 @@ class Trace:
         for sentence in (closing.sentence, *back.caveats.values()):
             progress.say(f"ntkexp: {sentence}")
 
-        # the attributes and the coordinates of the data set
-        facts: dict[str, str | float] = {
-            **closing.facts,
-            **gallery.repeated.facts(self.examples),
-        }
-        if some_steps:
-            facts |= self.facts_of_share(
-                last.outputs - start - sums.other_steps, change
-            )
-            coords["step"] = list(steps.indices)
-        if components:
-            coords["component"] = list(components)
+        facts = closing.facts | gallery.repeated.facts(self.examples)
+        if self.omits_steps:
+            by_these_steps = last.outputs - start - sums.other_steps
+            facts |= self.facts_of_share(by_these_steps, change)
         facts |= self.facts_of_rounding(sums, end, last.outputs, change)
         if steps.outside.names:
             facts[OUTSIDE] = ", ".join(steps.outside.names)
         if self.measured is not None:
             facts[MEASURE] = self.measured.name
-        facts |= back.caveats
         return Attribution(
             {
                 name: (axes, value.cpu().numpy())
                 for name, (axes, value) in arrays.items()
             },
             coords=coords,
-            attrs=facts,
+            attrs=facts | back.caveats,
         )
+
+    @property
+    def omits_steps(self) -> bool:
+        """True if `steps=` omits some steps of the loop."""
+        return len(self.steps) < self.steps.count
+
+    def backward(
+        self,
+        reader: Reader,
+        last: Tape,
+        components: Components,
+        text_positions: Positions | None,
+    ) -> LoopBackward:
+        """Return the sum over steps, before the first step is added. `last` is the
+        recorded forward pass of the queries at the end."""
+        readers = CallReaders(
+            self.called,
+            reader.trained,
+            self.batch_norm,
+            self.budget.bytes / 2,
+            directions=last.outputs.numel() * max(1, len(components)),
+            positions=text_positions,
+        )
+        return LoopBackward(
+            reader,
+            readers,
+            self.queries,
+            last,
+            self.examples,
+            self.begin_sums(last, components, text_positions),
+            self.steps.indices,
+            BackwardSum(components=tuple(components.values())),
+        )
+
+    def arrays_of(self, sums: LoopSums) -> NamedArrays:
+        """Return the sums over steps by name."""
+        updates_statistics = bool(numbers_of(self.steps.statistics(0)))
+        return sums.arrays(
+            cast=self.called.loop_is_cast,
+            batch_norm=self.batch_norm if updates_statistics else None,
+            some_steps=self.omits_steps,
+        )
+
+    def refuse_other_ends(self, start: Tensor, end: Weights, outputs: Tensor) -> None:
+        """Raise if the replay does not return the outputs f_0 and f_T of the user's
+        model. `start` and `outputs` are f_0 and f_T in the replay."""
+        steps = self.steps
+        first = steps.start(0) | numbers_of(steps.statistics(0))
+        began = self.replayed(first, start)
+        ended = self.replayed(end, outputs)
+        self.ends.check(began, ended, steps.count, measured=self.measured is not None)
 
     def begin_sums(
         self,
         tape: Tape,
-        components: Components | None,
+        components: Components,
         text_positions: Positions | None,
     ) -> LoopSums:
         """Return sums that start at zero. Raise if the sums
@@ -576,17 +600,17 @@ class Trace:
         Without casts, `outputs` is the only candidate. With casts, the user's model may
         have run with or without autocast, so there is one candidate for each case.
         """
-        circumstances = Circumstances(autocast=self.called.casts)
-        if not self.called.is_cast(circumstances):
+        if not self.called.loop_is_cast:
             return (Replayed(self.function, weights, self.queries, outputs),)
+        circumstances = Circumstances(autocast=self.called.casts)
         cast_eps = self.called.cast_eps_of(circumstances)
         candidates = list[Replayed]()
         for function in self.called.as_evaluated:
             # some autocast contexts raise for the model's dtypes
             with torch.no_grad(), plain_kernels(), suppress(RuntimeError):
                 cast = columns(function, weights, self.queries).to(outputs)
-                # `Replayed` estimates the effect of the casts: it adds noise of their
-                # size to weights and inputs of the function without casts.
+                # `Replayed` estimates the effect of the casts by noise: it adds noise as
+                # large as the casts to the weights and inputs of the exact function
                 candidates.append(
                     Replayed(self.function, weights, self.queries, cast, cast_eps)
                 )
@@ -616,12 +640,14 @@ class Trace:
         If the loop used casts, return the dtypes of the casts instead, and the distance
         between the outputs with and without casts."""
         facts: dict[str, str | float] = {}
-        casts = self.called.casts
-        if self.called.is_cast(Circumstances(autocast=casts)):
+        called = self.called
+        casts = called.casts
+        if called.loop_is_cast:
+            function = called.with_measure(called.under(casts))
             with torch.no_grad():
-                away = columns(self.called.under_casts, end, self.queries) - outputs
-            if self.called.short is not None:
-                facts["frozen"] = str(self.called.short).removeprefix("torch.")
+                away = columns(function, end, self.queries) - outputs
+            if called.short is not None:
+                facts["frozen"] = str(called.short).removeprefix("torch.")
             if casts is not None:
                 facts["autocast"] = casts.kind
             facts["away"] = float(away.norm())

@@ -33,13 +33,8 @@ from ntkexp.shapes import Function, Weights
 # of eps.
 LOSS_TOLERANCE = 1e4
 ROUNDING_FACTOR = 4  # safety factor for the measured rounding error
-# `cancelled` measures the rounding error of a gradient for these multiples α: without
-# rounding, the gradient of αℓ, divided by α, is the gradient of ℓ.
-MULTIPLES = (
-    1 / 3,
-    3 / 7,
-    1 / 11,
-)
+# the multiples c of the loss in `cancelled`
+MULTIPLES = (1 / 3, 3 / 7, 1 / 11)
 
 # relative error of the factor κ between two nearly equal gradients, in units of eps
 FACTOR_PRECISION = 64
@@ -161,7 +156,7 @@ class CountedTargets(TorchFunctionMode):
         return weights.reshape(self.rows, -1).sum(1)
 
     @property
-    def whole(self) -> float | None:
+    def total(self) -> float | None:
         """The sum of all target weights.
 
         The sum is NaN if examples have different weights, and None if no loss function
@@ -203,12 +198,10 @@ class CallLoss:
         return SeenCall.of(self.call.inputs, self.call.names)
 
     def losses(self, outputs: Tensor) -> Float[Tensor, " row"]:
-        """Return the losses of the call's examples at these outputs."""
         losses, _ = losses_of(self.loss, outputs, self.seen)
         return losses
 
     def at(self, weights: Weights) -> Float[Tensor, " row"]:
-        """Return the losses of the call's examples at these network weights."""
         return self.losses(self.function(weights, self.call.inputs))
 
     def share(self, weights: Weights, weighing: Weighing | None = None) -> CallShare:
@@ -254,7 +247,7 @@ class CallLoss:
             numbers=outputs.numel(),
             tolerance=FACTOR_PRECISION * eps + ROUNDING_FACTOR * (gap + rounding),
             counts=counts,
-            targets=targets.whole,
+            targets=targets.total,
         )
 
 
@@ -300,7 +293,7 @@ class Weighing:
     # may return the weights m of the examples in the mean
     loss: ExampleLoss | None = None
 
-    def left(self, names: Sequence[str]) -> Float[Tensor, " row"]:
+    def weights_of(self, names: Sequence[str]) -> Float[Tensor, " row"]:
         """Return the weight w of each named example."""
         return torch.tensor(
             [self.weights.get(name, 1.0) for name in names], dtype=torch.float64
@@ -311,14 +304,14 @@ class Weighing:
     ) -> Float[Tensor, " row"]:
         """Return the factor c w of every row.
         `counts` are the weights m in the mean."""
-        return self.left(names) * self.shared(names, counts)
+        return self.weights_of(names) * self.mean_factor(names, counts)
 
-    def shared(
+    def mean_factor(
         self, names: Sequence[str], counts: Float[Tensor, " row"] | None = None
     ) -> float:
         """Return the factor c of a call. It is 1 for 'fixed', and if every example has
         weight w = 0."""
-        w = self.left(names)
+        w = self.weights_of(names)
         m = torch.ones_like(w) if counts is None else counts.to(w)
         weighted = float((w * m).sum())
         if self.mean != "renormalised" or not weighted:
@@ -334,4 +327,4 @@ class Weighing:
 
     def silences(self, names: Sequence[str]) -> bool:
         """Return True if every example of the call has weight 0."""
-        return not self.left(names).any()
+        return not self.weights_of(names).any()

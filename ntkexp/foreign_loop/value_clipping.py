@@ -116,7 +116,7 @@ class GradientFactors:
 
 
 def gradient_factors(
-    found: Weights,
+    replayed: Weights,
     consumed: Weights,
     step: int,
     facts: StepFacts,
@@ -128,7 +128,7 @@ def gradient_factors(
     distance.
 
     Args:
-        found: replayed gradient g.
+        replayed: gradient g.
         consumed: gradient that the optimizer used.
         step: index of the step, for the error message.
         facts: facts about the step, for the error message.
@@ -136,7 +136,7 @@ def gradient_factors(
         noise: function that measures the rounding error
             of a gradient whose terms cancel.
     """
-    fit = fit_factors(found, consumed, tolerance, noise)
+    fit = fit_factors(replayed, consumed, tolerance, noise)
     if fit.explains:
         return GradientFactors(fit.factors, fit.missed)
 
@@ -144,7 +144,7 @@ def gradient_factors(
     # that no factor explains
     rounding = bound_of(consumed, tolerance)
     for names in (tuple(consumed), fit.failing):
-        ours = {name: found[name] for name in names}
+        ours = {name: replayed[name] for name in names}
         theirs = {name: consumed[name] for name in names}
         clip = clip_between(ours, theirs, rounding, fit.noise)
         if clip is None:
@@ -161,13 +161,13 @@ def gradient_factors(
 
 
 def clip_between(
-    found: Weights, consumed: Weights, rounding: float, noise: Weights
+    replayed: Weights, consumed: Weights, rounding: float, noise: Weights
 ) -> ValueClip | None:
-    """Return the clipping by value that leads from the gradient `found`
+    """Return the clipping by value that leads from the gradient `replayed`
     to `consumed`, or None.
 
     Args:
-        found: gradient g of the recorded examples.
+        replayed: gradient g of the recorded examples.
         consumed: gradient that the optimizer used.
         rounding: bound on the relative rounding error of a gradient.
         noise: measured rounding error of g, for parameters whose gradient terms cancel.
@@ -183,35 +183,38 @@ def clip_between(
     least = (1 - rounding) * bound
     unclipped = {name: part.abs() < least for name, part in consumed.items()}
     pairs = [
-        (found[name][mask].flatten(), consumed[name][mask].flatten())
+        (replayed[name][mask].flatten(), consumed[name][mask].flatten())
         for name, mask in unclipped.items()
     ]
     fitted, missed = factor_of_parts(pairs)
     for scale in (near_power_of_two(fitted, max(missed, rounding)), 1.0):
         clip = ValueClip(scale, bound)
-        if scale > 0 and leads_to(clip, found, consumed, rounding, noise):
+        if scale > 0 and leads_to(clip, replayed, consumed, rounding, noise):
             return clip
     return None
 
 
 def leads_to(
-    clip: ValueClip, found: Weights, consumed: Weights, rounding: float, noise: Weights
+    clip: ValueClip,
+    replayed: Weights,
+    consumed: Weights,
+    rounding: float,
+    noise: Weights,
 ) -> bool:
     """Return True if `consumed` equals clamp(s g, −b, b) up to rounding, where g is
-    `found`, and `clip` gives s and b.
+    `replayed`, and `clip` gives s and b.
 
-    At least one element of s g must exceed b in size by more than rounding. At all such
-    elements, `consumed` must be ±b, up to rounding, because a replay may know b only up
-    to rounding."""
+    At least one element of |s g| must exceed b by more than rounding. At these
+    elements, `consumed` must be ±b up to rounding, because replays compute b."""
     count = 0
-    for name, part in found.items():
+    for name, part in replayed.items():
         scaled = clip.scale * part
         larger = scaled.abs() - clip.bound > rounding * scaled.norm()
         gap = consumed[name][larger] - scaled[larger].sign() * clip.bound
         if not bool((gap.abs() <= rounding * clip.bound).all()):
             return False
         count += int(larger.sum())
-    unscaled = {name: part / clip.scale for name, part in clip.of(found).items()}
+    unscaled = {name: part / clip.scale for name, part in clip.of(replayed).items()}
     return count > 0 and cancels(unscaled, consumed, clip.scale, rounding, noise)
 
 
@@ -251,7 +254,7 @@ class ClipSearch:
     # largest elements at the bound, so these elements are candidates for the bound.
     largest: Sequence[float] = ()
 
-    def found(self, earlier: Sequence[ValueClip]) -> ValueClip | None:
+    def find(self, earlier: Sequence[ValueClip]) -> ValueClip | None:
         """Return the clipping, or None if there is none.
         Try the clippings of earlier steps first."""
         for known in earlier:

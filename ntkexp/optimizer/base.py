@@ -107,8 +107,12 @@ class Mixing:
 
 
 COEFFICIENTS = (
-    *("momentum_scale", "gradient_scale", "momentum_decay", "momentum_gain"),
-    *("l2", "decoupled_decay"),
+    "momentum_scale",
+    "gradient_scale",
+    "momentum_decay",
+    "momentum_gain",
+    "l2",
+    "decoupled_decay",
 )
 """The fields of `LinearStep` that are numbers, or tensors shaped like the parameter."""
 
@@ -240,9 +244,9 @@ parameter
         if self.denominator is None:
             return self
         inverse = self.denominator.reciprocal()
-        gradient_scale = (
-            0.0 if self.moves_by_momentum else inverse * self.gradient_scale
-        )
+        gradient_scale: Coefficient = 0.0
+        if not self.moves_by_momentum:
+            gradient_scale = inverse * self.gradient_scale
         return self.changed(
             momentum_scale=inverse * self.momentum_scale,
             gradient_scale=gradient_scale,
@@ -487,11 +491,9 @@ def after_step(weights: Weights, direction: Weights, sizes: Sizes) -> Weights:
 
 def per_weight(coefficient: Coefficient, weight: Tensor) -> Tensor:
     """Expand the coefficient of a parameter to a tensor with one number per weight."""
-    return (
-        coefficient
-        if isinstance(coefficient, Tensor)
-        else torch.full_like(weight, coefficient)
-    )
+    if isinstance(coefficient, Tensor):
+        return coefficient
+    return torch.full_like(weight, coefficient)
 
 
 # --- Mini-batches. A batch depends only on the seed and the step, so that a resumed run

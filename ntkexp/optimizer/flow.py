@@ -131,9 +131,8 @@ class Flow(AbstractPlain):
         clipped."""
         if self.clip_norm is not None:
             raise Mistake(
-                f"optimizer.clip_norm={self.clip_norm:g}: a flow has no steps whose gradient could "
-                "be clipped; "
-                "leave it out, or use optimizer=gd"
+                f"optimizer.clip_norm={self.clip_norm:g}: a flow has no steps whose gradient "
+                "could be clipped; leave it out, or use optimizer=gd"
             )
         return self
 
@@ -162,11 +161,13 @@ class Flow(AbstractPlain):
             return descent_direction(field(current), current)
 
         controller = Controller(self.tolerance, memory, max(sizes.values()))
-        direction, arcs = descent_direction(gradient, weights), list[Arc]()
+        direction = descent_direction(gradient, weights)
+        arcs = list[Arc]()
         while (length := controller.next(step)) > 0:
             attempt = try_step(weights, direction, slope, length)
             if controller.accepts(attempt, size(weights)):
-                weights, direction = attempt.end, attempt.slope
+                weights = attempt.end
+                direction = attempt.slope
                 arcs.append(attempt.arc)
         return Move(weights, controller.memory, tuple(arcs))
 
@@ -224,9 +225,8 @@ class Controller:
 
         # accept the arc; the end of the training step may have shortened it
         was_shortened = length < self.length
-        self.length = (
-            max(self.length, ratio * length) if was_shortened else ratio * length
-        )
+        next_length = ratio * length
+        self.length = max(self.length, next_length) if was_shortened else next_length
         self.done += length
         if self.done > 1 - MIN_REST:
             self.done = 1.0

@@ -229,7 +229,6 @@ class RunMemory:
 
     @property
     def peak(self) -> float:
-        """The peak memory in bytes."""
         tapes = 2 * self.points * self.tape_bytes if self.keeps_tapes else 0.0
         return self.fixed + self.block * self.per_point + tapes
 
@@ -284,6 +283,5 @@ def refuse_years(seconds: float, what: str, device: str, remedy: str) -> None:
     if seconds > patience * SECONDS_PER_YEAR:
         raise Mistake(
             f"{what}: this would take about {duration(seconds)} on one core, more than "
-            f"{patience:g} years; "
-            f"lower {remedy}"
+            f"{patience:g} years; lower {remedy}"
         )

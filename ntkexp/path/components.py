@@ -45,10 +45,8 @@ def components_of(
         return matched(by, names, key)
     if not isinstance(by, str) or by not in ("module", "parameter"):
         raise Mistake(
-            f"{key}={in_short(by)} is none of 'module', 'parameter' and a dict of names to "
-            "patterns of "
-            "parameters, such as "
-            "{'first': ['layers.0.*'], 'rest': ['*']}"
+            f"{key}={in_short(by)}: give 'module', 'parameter', or a dict of names to patterns "
+            "of parameters, such as {'first': ['layers.0.*'], 'rest': ['*']}"
         )
     components: dict[str, set[str]] = {}
     for name in names:
@@ -87,50 +85,58 @@ def matched(
         if rest:
             what = f"the rest, '*', is both '{rest[0]}' and '{rest[1]}'"
         raise Mistake(
-            f"{key}={dict(by)}: {what}; name components, of which one at most takes what is left "
-            "by '*'"
+            f"{key}={dict(by)}: {what}; name components, and give '*' to at most one, which "
+            "contains the rest"
         )
 
-    # Find the parameters that match each component's patterns. Reject a pattern without
-    # a match, which is probably misspelled.
     components: dict[str, frozenset[str]] = {}
     owners: dict[str, str] = {}
     for name, own in patterns.items():
         if name in rest:
             continue
-        matches: set[str] = set()
-        for pattern in own:
-            of_pattern = [other for other in parameters if fnmatchcase(other, pattern)]
-            if not of_pattern:
-                raise Mistake(
-                    f"{key}: '{pattern}' of '{name}' matches no trained parameter"
-                    f"{nearest(pattern, parameters)}"
-                )
-            matches.update(of_pattern)
-        components[name] = frozenset(matches)
-        both = sorted(matches & owners.keys())
+        members = members_of(name, own, parameters, key)
+        components[name] = members
+        both = sorted(members & owners.keys())
         if both:
             raise Mistake(
-                f"{key}: '{both[0]}' is in both '{owners[both[0]]}' and '{name}', and would be "
-                "counted "
-                "twice; each parameter is in one component"
+                f"{key}: '{both[0]}' is in both '{owners[both[0]]}' and '{name}'; put each "
+                "parameter in one component"
             )
-        owners |= dict.fromkeys(matches, name)
+        owners |= dict.fromkeys(members, name)
 
     # unmatched parameters belong to the component '*'; without this component, raise
-    left = [parameter for parameter in parameters if parameter not in owners]
-    if left and not rest:
+    unmatched = [parameter for parameter in parameters if parameter not in owners]
+    if unmatched and not rest:
         known = [pattern for own in patterns.values() for pattern in own]
         close = (
-            nearest(left[0], known).removeprefix("; did you mean ").removesuffix("?")
+            nearest(unmatched[0], known)
+            .removeprefix("; did you mean ")
+            .removesuffix("?")
         )
         hint = f" (nearest: {close})" if close else ""
         raise Mistake(
-            f"{key}: no pattern matches '{left[0]}'{hint}; add one, or 'rest': ['*'] for all that "
-            "is left"
+            f"{key}: no pattern matches '{unmatched[0]}'{hint}; add one, or 'rest': ['*'] for "
+            "all other parameters"
         )
-    components |= {name: frozenset(left) for name in rest}
+    components |= {name: frozenset(unmatched) for name in rest}
     return {name: components[name] for name in patterns}
+
+
+def members_of(
+    component: str, patterns: Sequence[str], parameters: Sequence[str], key: str
+) -> frozenset[str]:
+    """Return the parameters that match a component's patterns. Raise for a pattern
+    without a match, which is probably misspelled."""
+    members: set[str] = set()
+    for pattern in patterns:
+        matches = [name for name in parameters if fnmatchcase(name, pattern)]
+        if not matches:
+            raise Mistake(
+                f"{key}: '{pattern}' of '{component}' matches no trained parameter"
+                f"{nearest(pattern, parameters)}"
+            )
+        members.update(matches)
+    return frozenset(members)
 
 
 def patterns_of(value: object) -> list[str]:

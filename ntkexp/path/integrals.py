@@ -222,7 +222,6 @@ class Integrals(Resumable):
         return self.decay + self.rounding
 
     def total_change(self) -> Float[Tensor, "query out"]:
-        """Return the total change Σᵢ 𝒮(x, xᵢ) + `without_examples`(x)."""
         return self.contributions.sum(2) + self.without_examples
 
     @property
@@ -355,18 +354,15 @@ class StepTotals(Resumable):
         return tuple(min(edge, steps) for edge in self.edges)
 
     def stacked(self) -> Float[Tensor, "stretch query out *component"]:
-        """Return the sums as one tensor."""
         if not self.sums:
             return self.zero.new_zeros(0, *self.zero.shape)
         return torch.stack(self.sums)
 
     @property
     def state(self) -> dict[str, Any]:
-        """The sums, for a checkpoint."""
         return {"every": self.every, "edges": self.edges, "sums": self.stacked()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from a checkpoint."""
         self.every = state["every"]
         self.edges = list(state["edges"])
         self.sums = list(state["sums"].to(self.zero.device).unbind())

@@ -124,14 +124,12 @@ class Snapshots(AbstractIntegration):
     def __post_init__(self) -> None:
         if not self.path.explains_outputs:
             raise Mistake(
-                f"path.measure={self.path.measure.option}: between snapshots kernels of outputs "
-                "are interpolated, not "
-                "those of a measure; use path.every=1"
+                f"path.measure={self.path.measure.option}: snapshots interpolate kernels of "
+                "the outputs, not of a measure; use path.every=1"
             )
         if self.path.by is not None:
             raise Mistake(
-                f"path.by={self.path.by}: between snapshots kernels of the whole are interpolated, "
-                "not those of "
+                f"path.by={self.path.by}: snapshots interpolate the whole kernel, not its "
                 "components; use path.every=1"
             )
 
@@ -183,9 +181,9 @@ class AlongFlow(AbstractIntegration):
     def __post_init__(self) -> None:
         if self.path.every == "snapshots":
             raise Mistake(
-                "path.every=snapshots: a flow is integrated over time on each of its arcs, not "
-                "step by step; use "
-                "path.every=1 (path.quadrature_points and path.queries limit its cost), or optimizer=gd"
+                "path.every=snapshots: a flow is integrated over time on each of its arcs, "
+                "not step by step; use path.every=1 (path.quadrature_points and path.queries "
+                "limit its cost), or optimizer=gd"
             )
 
     @property
@@ -244,10 +242,9 @@ class Backward(AbstractIntegration):
     def __post_init__(self) -> None:
         if self.path.every == "snapshots":
             raise Mistake(
-                f"path.every=snapshots: optimizer={self.optimizer.option} carries past gradients "
-                "from step to step, so "
-                "every step is needed; use path.every=1 (path.attributed limits its cost), or "
-                "optimizer=gd or sgd"
+                f"path.every=snapshots: optimizer={self.optimizer.option} carries past "
+                "gradients from step to step, so every step is needed; use path.every=1 "
+                "(path.attributed limits its cost), or optimizer=gd or sgd"
             )
 
     @property
@@ -309,9 +306,8 @@ def choose_integration(optimizer: AbstractOptimizer, path: Path) -> AbstractInte
     """
     if optimizer.needs_kernels and not path.keeps_kernels:
         raise Mistake(
-            f"path.kernels={path.kernels}: the path of optimizer={optimizer.option} is summed up "
-            "as kernels; use "
-            "optimizer=gd or sgd, or path.kernels=all"
+            f"path.kernels={path.kernels}: optimizer={optimizer.option} needs the kernels of "
+            "all steps; use optimizer=gd or sgd, or path.kernels=all"
         )
     if optimizer.flows:
         return AlongFlow(path=path)

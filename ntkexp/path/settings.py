@@ -62,9 +62,9 @@ class Kernel(Component):
 # latest two kernels, at steps r < s. The setting `change` is the wanted δ. So the next
 # kernel is due after (s − r) · `change`/δ steps, where the factor `change`/δ is limited
 # to the range from ¼ to 4. The number of kernels is also limited, and must suffice
-# until training ends. Therefore the next kernel is due no earlier than in a schedule
-# that spaces the remaining kernels evenly on a log scale. Each switch between phases of
-# training adds a kernel.
+# until training ends. So the next kernel is due no earlier than if the remaining
+# kernels were spaced evenly on a log scale. Each switch between phases of training adds
+# a kernel.
 
 
 # The interval between stored kernels grows or shrinks by at most this factor.
@@ -225,25 +225,23 @@ class Path(Component):
             )
         if self.outputs != "all" and len({*self.outputs}) < max(1, len(self.outputs)):
             raise Mistake(
-                f"path.outputs={list(self.outputs)}: give one or more, each once, such as [0], or "
-                "all"
+                f"path.outputs={list(self.outputs)}: give one or more, each once, such as "
+                "[0], or all"
             )
         if not self.keeps_kernels and self.every == "snapshots":
             raise Mistake(
-                f"path.kernels={self.kernels}: snapshots are kernels of every pair of outputs; use "
-                "path.every=1, or "
-                "path.kernels=all"
+                f"path.kernels={self.kernels}: snapshots are kernels of every pair of "
+                "outputs; use path.every=1, or path.kernels=all"
             )
         given = f"path.measure={self.measure.option}"
         if not self.explains_outputs and self.outputs != "all":
             raise Mistake(
-                f"{given}: it is a number of all outputs, so path.outputs={list(self.outputs)} "
-                "chooses none; leave "
-                "one of both out"
+                f"{given}: it is one number for all outputs, so "
+                f"path.outputs={list(self.outputs)} cannot choose; leave out one of the two"
             )
         if not self.explains_outputs and self.effects:
             raise Mistake(
-                f"{given}: effects of runs are on outputs; leave out path.effects"
+                f"{given}: effects are changes of the outputs; leave out path.effects"
             )
         for rule in self.rule:
             self.quadrature(rule)

@@ -94,7 +94,6 @@ class Step:
 
     @property
     def sizes(self) -> Sizes:
-        """The step size of each parameter."""
         return sizes_of(self.view.weights, self.factors, self.step_size)
 
     @cached_property
@@ -163,7 +162,6 @@ class Phase:
 
     @property
     def count(self) -> int:
-        """The number of examples."""
         return int(self.examples.stop - self.examples.start)
 
 

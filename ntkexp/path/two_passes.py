@@ -101,7 +101,6 @@ class RulePass(Resumable):
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from a checkpoint."""
         self.integrals.restore(state["integrals"])
         self.totals.restore(state["totals"])
         self.tallies = [Tally(**tally) for tally in state["tallies"]]
@@ -144,7 +143,6 @@ class FinerPass(Resumable):
         return {"integrals": self.integrals.state, "adjoint": self.sum.state}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from a checkpoint."""
         self.integrals.restore(state["integrals"])
         self.sum.saved = state["adjoint"]
 
@@ -219,7 +217,6 @@ class SecondPass(Resumable):
 
     @property
     def length(self) -> int:
-        """The number of steps of the path."""
         return len(self.steps.step_sizes)
 
     @property
@@ -229,7 +226,6 @@ class SecondPass(Resumable):
 
     @property
     def integrals(self) -> dict[str, Integrals]:
-        """The path kernel 𝒦 and the contributions 𝒮, by quadrature rule."""
         return {name: rule.integrals for name, rule in self.rules.items()}
 
     def steps_back(self) -> Iterator[tuple[int, int]]:
@@ -459,7 +455,7 @@ class TwoPasses(AbstractAccumulator):
         return times
 
     def by_step(self, rule: str) -> StepTotals:
-        assert self.second is not None, "no step is understood before the second pass"
+        assert self.second is not None, "the second pass has not begun"
         return self.second.rules[rule].totals
 
     @property

@@ -109,14 +109,9 @@ def secant(
     """
     if not change.any():
         return slopes
-    return slopes + least_norm_matrix(value - slopes @ change, change)
-
-
-def least_norm_matrix(
-    error: Float[Tensor, " row"], change: Float[Tensor, " weight"]
-) -> Float[Tensor, "row weight"]:
-    """Return the matrix of least norm whose product with `change` is `error`."""
-    return error[:, None] * change / (change @ change)
+    # the matrix of least norm whose product with `change` is `error`
+    error = value - slopes @ change
+    return slopes + error[:, None] * change / (change @ change)
 
 
 # --- Clipping by norm, N = ‖g‖: p = c g with c = min(1, clip_norm/(N + 1e-6)).
@@ -217,7 +212,6 @@ class StepPair:
 
     @property
     def weights(self) -> Pair:
-        """The weights in both runs."""
         return Pair(self.first.weights, self.second.weights)
 
     @cached_property
@@ -425,7 +419,6 @@ class Breakdown:
 
 
 def concatenated(parts: Sequence[Breakdown]) -> Breakdown:
-    """Concatenate the breakdowns of several outputs."""
     names = ("before", "actual", "shares", "by_step", "magnitude")
     columns = {
         name: torch.cat([getattr(part, name) for part in parts]) for name in names
@@ -437,14 +430,15 @@ def concatenated(parts: Sequence[Breakdown]) -> Breakdown:
 # --- The breakdown between two recorded training runs: A with all examples, and B
 # without some.
 #
-#     F(B) − F(A) = Σᵢ sᵢ,        sᵢ = Σ_s [ c̄ γ_s·∇ℓ̄ᵢ Δtᵢ + (Σⱼ t̄ⱼ γ_s·∇ℓ̄ⱼ) Δc/ΔW mᵢΔtᵢ ]
+#     F(B) − F(A) = Σᵢ sᵢ
+#     sᵢ = Σ_s [ c̄ γ_s·∇ℓ̄ᵢ Δtᵢ + (Σⱼ t̄ⱼ γ_s·∇ℓ̄ⱼ) Δc mᵢΔtᵢ/Σⱼ mⱼΔtⱼ ]
 #
 #     γ_s       adjoint of the gradient of step s, pulled back from the output F
 #     ∇ℓ̄ᵢ       mean of the gradients of example i in both runs
 #     tᵢ        κᵢwᵢ, the share of the example in its batch times its weight
-#     c(W)      factor that renormalises the mean: c = 1/W with W = Σmt/Σmκ, where m is the
-#               count of an example in the mean. c = 1 if the mean is not renormalised, or if
-#               the batch is empty
+#     c         factor that renormalises the mean: c = Σmκ/Σmt, where m is the count of an
+#               example in the mean. c = 1 if the mean is not renormalised, or if the batch
+#               is empty
 #
 # The first term is the example's own term in the gradient of the batch. The second term
 # comes from the effect of example i on c, the common factor of all examples. If the two
@@ -632,21 +626,22 @@ def row_shares(
     weight: Pair,
     rows: Float[Tensor, "vector row"],
 ) -> Float[Tensor, "vector row"]:
-    """Return c̄ γ·∇ℓ̄ᵢ Δtᵢ + (Σⱼ t̄ⱼ γ·∇ℓ̄ⱼ) Δc/ΔW mᵢΔtᵢ for the rows i of a batch.
+    """Return c̄ γ·∇ℓ̄ᵢ Δtᵢ + (Σⱼ t̄ⱼ γ·∇ℓ̄ⱼ) Δc mᵢΔtᵢ/Σⱼ mⱼΔtⱼ for the rows i of a batch.
 
     `weight` are the weights of the examples in both training runs,
     and `rows` is γ·∇ℓ̄ᵢ."""
+    # cκ; an empty batch has no mean, so use c of the other training run
     per_weight = Pair(first.unweighted_shares, second.unweighted_shares)
-    # an empty batch has no mean, so use the factor of the other training run
     if not weight.second.any():
         per_weight = Pair(first.unweighted_shares, first.unweighted_shares)
     elif not weight.first.any():
         per_weight = Pair(second.unweighted_shares, second.unweighted_shares)
+    # c̄ Δtᵢ,  c̄ mᵢΔtᵢ  and  Δc Σⱼ t̄ⱼ γ·∇ℓ̄ⱼ
     changed = per_weight.mean * weight.change
     counted = changed * first.counts
-    mean_derivative = rows @ (weight.mean * per_weight.change)
-    # if the total weight does not change (ΔW = 0), the second term is zero
+    change_by_mean = rows @ (weight.mean * per_weight.change)
+    # if the total weight does not change, Δc and the second term are zero
     if counted.sum().abs() <= CLOSE * counted.abs().sum():
         return rows * changed
-    by_mean = mean_derivative[:, None] / counted.sum() * first.counts
+    by_mean = change_by_mean[:, None] / counted.sum() * first.counts
     return (rows + by_mean) * changed

@@ -107,7 +107,6 @@ class Rerun(TrainingRecipe):
 
     @cached_property
     def unit_weights(self) -> Float[Tensor, " train"]:
-        """The example weights in the original training: ones."""
         return self.targets.new_ones(self.examples)
 
     def without(self, group: list[int]) -> Float[Tensor, " train"]:

@@ -259,16 +259,13 @@ class RetrainingCheck:
         with the changes by retraining."""
         removals = groups_for(effect, self.training)
         if self.singles:
+            singles = (
+                LeftOut(influential=False, examples=(index,))
+                for index in range(effect.shape[2])
+            )
             several = [removal for removal in removals if len(removal.examples) > 1]
-            removals = (*single_examples(effect.shape[2]), *several)
+            removals = (*singles, *several)
         return compare_removals(self.training, effect, removals, self.query)
-
-
-def single_examples(count: int) -> tuple[LeftOut, ...]:
-    """Return one group for each example, which contains only this example."""
-    return tuple(
-        LeftOut(influential=False, examples=(index,)) for index in range(count)
-    )
 
 
 def compare_removals(

@@ -152,7 +152,6 @@ class RunDiagnostics:
 
     @property
     def state(self) -> dict[str, Any] | None:
-        """The state for a checkpoint."""
         earlier = self.earlier
         return (
             None

@@ -362,7 +362,7 @@ def rebuild_experiment(folder: RunFolder, trusted: tuple[str, ...]) -> Experimen
         if files:
             reason = f"{' or '.join(files)} has changed since, or {reason}"
         raise Mistake(
-            f"{folder.path} cannot be computed again, for {reason}; run the experiment again"
+            f"{folder.path} cannot be computed again, because {reason}; run the experiment again"
         )
     return experiment
 

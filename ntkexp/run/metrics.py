@@ -70,7 +70,6 @@ class KernelObserver:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns of kernel metrics."""
         columns = list(KERNEL_COLUMNS)
         if self.setting.problem.phases:
             columns.append(SELECTIVITY)

@@ -544,6 +544,5 @@ def contribution_facts(state: RunState, rule: str) -> dict[str, float]:
 
 
 def relative_error(error: float, estimated: Tensor) -> float:
-    """Return an error relative to the norm of the estimated quantity."""
     size = hypot(*(float(block.norm()) for block in blocks(estimated)))
     return error / size if size else float("nan")

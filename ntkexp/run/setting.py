@@ -104,11 +104,7 @@ def survey(experiment: Experiment) -> Survey:
     chose_traces = kernels == "trace" != experiment.path.kernels
     path = experiment.path.model_copy(update={"kernels": kernels})
     experiment = experiment.model_copy(update={"path": path})
-    experiment.loss.refuse_unlike_differences(problem.targets)
-    if len(problem.data.classes) > 1:
-        experiment.loss.refuse_other_classes(len(problem.data.classes))
-    if experiment.path.effects:
-        experiment.loss.refuse_unlike_second_differences(problem.targets)
+    refuse_unlike_loss(experiment, problem)
 
     # record the forward pass of the network on two examples
     function = with_casts(function_of(problem.module), experiment.path.casts)
@@ -118,12 +114,7 @@ def survey(experiment: Experiment) -> Survey:
     refuse_other_outputs(experiment, problem, list(tape.outputs.shape))
 
     # record the explained measure on the same examples
-    try:
-        measured = measured_points(experiment.loss, problem, experiment.path.measure)
-    except Mistake as mistake:
-        raise Mistake(
-            f"path.measure={experiment.path.measure.option}: {mistake}"
-        ) from None
+    measured = explained_measure(experiment, problem)
     explained_reader = reader
     explained_tape = tape
     if measured is not None:
@@ -166,6 +157,17 @@ def survey(experiment: Experiment) -> Survey:
     )
 
 
+def refuse_unlike_loss(experiment: Experiment, problem: Problem) -> None:
+    """Raise if the derivatives of the loss are wrong at the targets, or if the loss
+    does not fit the classes."""
+    loss = experiment.loss
+    loss.refuse_unlike_differences(problem.targets)
+    if len(problem.data.classes) > 1:
+        loss.refuse_other_classes(len(problem.data.classes))
+    if experiment.path.effects:
+        loss.refuse_unlike_second_differences(problem.targets)
+
+
 def chosen_kernels(experiment: Experiment, problem: Problem) -> Kernels:
     """Return the kind of kernels that the run computes.
 
@@ -176,6 +178,17 @@ def chosen_kernels(experiment: Experiment, problem: Problem) -> Kernels:
     return experiment.path.chosen_kernels(
         problem.train, problem.outputs, needs_all=needs_all
     )
+
+
+def explained_measure(
+    experiment: Experiment, problem: Problem
+) -> MeasuredPoints | None:
+    """Return `measured_points` of the measure `path.measure`."""
+    measure = experiment.path.measure
+    try:
+        return measured_points(experiment.loss, problem, measure)
+    except Mistake as mistake:
+        raise Mistake(f"path.measure={measure.option}: {mistake}") from None
 
 
 def measured_points(
@@ -287,11 +300,9 @@ class SweepSetting:
     @property
     def remark(self) -> str:
         """The reason for retraining instead of a backward pass, or an empty text."""
-        return (
-            self.plan.retraining_remark(has_sweep=self.differentiated)
-            if self.retrains
-            else ""
-        )
+        if not self.retrains:
+            return ""
+        return self.plan.retraining_remark(has_sweep=self.differentiated)
 
 
 def sweep_setting(experiment: Experiment, survey: Survey) -> SweepSetting:
@@ -348,7 +359,7 @@ def sweep_setting(experiment: Experiment, survey: Survey) -> SweepSetting:
 def first_points(
     splits: Sequence[slice], counts: Sequence[int]
 ) -> Int[Tensor, " point"]:
-    """Return the first points of each split, as many as `counts` says for the split.
+    """Return the first `counts[k]` points of each split k.
 
     >>> first_points([slice(0, 3), slice(5, 9)], [1, 2]).tolist()
     [0, 5, 6]
@@ -432,12 +443,6 @@ def setting_of(survey: Survey) -> Setting:
         seed=experiment.seed,
         phases=phases,
     )
-    # rounding errors are proportional to the terms that add up to the outputs
-    sizes = problem.module.sizes(
-        problem.weights, problem.inputs[domain.attributed]
-    ).norm(dim=1)
-    if survey.measured is not None:
-        sizes = sizes * survey.measured.slopes(start.outputs)[domain.attributed].max()
     sweep = None
     if experiment.path.effects:
         sweep = sweep_setting(experiment, survey)
@@ -449,9 +454,22 @@ def setting_of(survey: Survey) -> Setting:
         domain=domain,
         measured=survey.measured,
         sweep=sweep,
-        rounding=Rounding(terms=float(sizes.sum()), eps=survey.tape.eps),
+        rounding=rounding_of(survey, start, domain.attributed),
         remarks=setting_remarks(experiment, survey),
     )
+
+
+def rounding_of(
+    survey: Survey, start: Start, attributed: Int[Tensor, " attributed"]
+) -> Rounding:
+    """Return the data that bound rounding errors, which are proportional to the terms
+    that add up to the outputs."""
+    problem = survey.problem
+    inputs = problem.inputs[attributed]
+    sizes = problem.module.sizes(problem.weights, inputs).norm(dim=1)
+    if survey.measured is not None:
+        sizes = sizes * survey.measured.slopes(start.outputs)[attributed].max()
+    return Rounding(terms=float(sizes.sum()), eps=survey.tape.eps)
 
 
 def start_of(
@@ -470,37 +488,20 @@ def start_of(
             f"{len(finite)} points; {experiment.model.remedy}"
         )
 
-    # compute λ_max of the kernel among the examples of each phase
     kernel = view.stored_kernel()
     if not kernel.isfinite().all():
         raise Mistake(
             "the tangent kernel is not finite before training; "
             f"{experiment.model.remedy}"
         )
-    keeps_kernels = experiment.path.keeps_kernels
-    if keeps_kernels:
-        largest_eigenvalues = [
-            largest_kernel_eigenvalue(kernel[phase.examples, :, phase.examples])
-            for phase in phases
-        ]
-        trains = bool(kernel[: points.train].any()) and 0 not in largest_eigenvalues
-    else:
-        largest_eigenvalues = [
-            view.largest_eigenvalue(phase.examples) for phase in phases
-        ]
-        trains = min(largest_eigenvalues) > 0
-    if not trains:
-        raise Mistake(
-            "no weight moves an output at any training example, so there is nothing to train: are "
-            "all units dead?"
-        )
 
     # the curvature of the objective is at most w λ_max ℓ″, and η = 2/curvature
     weights = [
         experiment.loss.weight(phase.count) * experiment.loss_scale for phase in phases
     ]
+    eigenvalues = largest_eigenvalues(experiment, view, kernel, phases)
     steepest = max(
-        weight * top for weight, top in zip(weights, largest_eigenvalues, strict=True)
+        weight * top for weight, top in zip(weights, eigenvalues, strict=True)
     )
     return Start(
         outputs=view.outputs,
@@ -510,6 +511,32 @@ def start_of(
         ),
         largest_stable_step=2 / (steepest * experiment.loss.curvature),
     )
+
+
+def largest_eigenvalues(
+    experiment: Experiment,
+    view: NetworkView,
+    kernel: Float[Tensor, "point kept train kept_"],
+    phases: tuple[Phase, ...],
+) -> list[float]:
+    """Return λ_max of the kernel among the examples of each phase.
+    Raise if all outputs have gradients of zero."""
+    if experiment.path.keeps_kernels:
+        eigenvalues = [
+            largest_kernel_eigenvalue(kernel[phase.examples, :, phase.examples])
+            for phase in phases
+        ]
+        train = view.points.train
+        trains = bool(kernel[:train].any()) and 0 not in eigenvalues
+    else:
+        eigenvalues = [view.largest_eigenvalue(phase.examples) for phase in phases]
+        trains = min(eigenvalues) > 0
+    if not trains:
+        raise Mistake(
+            "no weight moves an output at any training example, so there is nothing to train: are "
+            "all units dead?"
+        )
+    return eigenvalues
 
 
 def domain_of(experiment: Experiment, survey: Survey, like: Tensor) -> Domain:

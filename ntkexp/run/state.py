@@ -77,7 +77,6 @@ class EffectsPass:
     saved: Mapping[str, Any] | None = None
 
     def add(self, step: Step) -> None:
-        """Record a step."""
         if self.writes:
             self.recording.write(step)
 
@@ -140,7 +139,6 @@ class EffectsPass:
 
     @property
     def state(self) -> Mapping[str, Any]:
-        """The state for a checkpoint, as plain data and tensors."""
         if self.sweeps is not None:
             return self.sweeps.state
         return self.saved or {
@@ -221,7 +219,6 @@ def is_file_name(part: Any) -> bool:
 
 
 def drop_sums(folder: Path, but: Collection[str] = ()) -> None:
-    """Remove all files of sums except the files named in `but`."""
     for path in folder.glob(SUM_FILES):
         if path.name not in but:
             path.unlink()
@@ -372,7 +369,6 @@ class RunState:
 
     @property
     def state(self) -> dict[str, Any]:
-        """The state for a checkpoint, as plain data and tensors."""
         misses = {
             step: (closure.error, closure.bound)
             for step, closure in self.misses.items()

@@ -293,9 +293,9 @@ def test_products_that_are_not_those_of_the_batch_are_refused() -> None:
     gradient = torch.randn_like(coupled.outputs)
     whole = dict(zip(coupled.leaves, coupled.gradients(gradient, keep=False), strict=True))
     products = TermProducts(function, weights, x, gradient, whole, directions_at_once=2)
-    assert products.are_products()
+    assert products.agree()
     products.whole["0.weight"] = products.whole["0.weight"] + 1e-6
-    assert not products.are_products()
+    assert not products.agree()
     with pytest.raises(Mistake, match=r"step 3: the gradients of 24 examples .* do not add up"):
         products.refuse_other_sum(step=3)
 

@@ -167,7 +167,7 @@ def test_shares_of_a_small_change_of_weights_are_effects(maker: loops.Maker, tmp
         FollowedTraining(steps=each.steps, called=each.called, loss=loss, names=names, weighing=weighing)
         for each, weighing in ((first, Weighing()), (second, weighed))
     )
-    both = Pair(*(each.left(list(names)) for each in (Weighing(), weighed)))
+    both = Pair(*(each.weights_of(list(names)) for each in (Weighing(), weighed)))
     pair = TrainingPair(first=one, second=other, weights=both, mean=MEANS["renormalised"])
     outputs = ChosenOutputs([partial(outputs_at, first, one.flat, k) for k in range(3)])
     shares = pair.breakdown(outputs, lambda _: None).shares[:, names[given.names[3]]] / h

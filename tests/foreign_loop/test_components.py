@@ -96,7 +96,7 @@ def test_the_order_of_components_changes_nothing_else() -> None:
 
 
 REFUSED = {
-    "by=layer is none of": "layer",
+    "by=layer: give": "layer",
     "'0.wieght' of 'a' matches no trained parameter; did you mean '0.weight'?": {"a": ["0.wieght"], "rest": ["*"]},
     "'0.bias' is in both 'a' and 'b'": {"a": ["0.*"], "b": ["*.bias"], "rest": ["*"]},
     "no pattern matches '2.weight' (nearest: '4.weight')": {"a": ["0.*", "2.bias"], "b": ["4.weight", "4.bias"]},

@@ -98,9 +98,9 @@ def test_the_default_measure_leaves_a_run_as_it_was() -> None:
         ("path.measure=probability: loss=squared makes no probabilities", ("path.measure=probability",)),
         ("path.measure=log_probability: loss=hinge makes no", ("path.measure=log_probability", "loss=hinge")),
         ("path.measure=margin: the data have real values and no classes", ("path.measure=margin", "data=sphere")),
-        ("path.measure=loss: it is a number of all outputs", ("path.measure=loss", "path.outputs=[0]")),
-        ("path.measure=loss: effects of runs are on outputs", ("path.measure=loss", "path.effects=true")),
-        ("path.measure=loss: between snapshots", ("path.measure=loss", "path.every=snapshots")),
+        ("path.measure=loss: it is one number for all outputs", ("path.measure=loss", "path.outputs=[0]")),
+        ("path.measure=loss: effects are changes of the outputs", ("path.measure=loss", "path.effects=true")),
+        ("path.measure=loss: snapshots interpolate", ("path.measure=loss", "path.every=snapshots")),
         ("path.measure=loss: the effects of the tasks of data=sequence", ("path.measure=loss", "data=sequence")),
     ],
 )

@@ -77,7 +77,7 @@ REFUSED = {
     "path.outputs=[-1]": "path.outputs",
     "kernel.sketch=5": "kernel.sketch=5: kernels along a path are exact",
     "path.by={a: ['x*']}": "path.by: 'x*' of 'a' matches no trained parameter",
-    "path.by=module path.every=snapshots": "path.by=module: between snapshots",
+    "path.by=module path.every=snapshots": "path.by=module: snapshots interpolate",
     "path.by=parameter data.train=100 data.query=100 memory_gb=0.61": "name fewer components by path.by",
 } | {
     f"{way} path.kernels={kept}": f"path.kernels={kept}: "

@@ -299,7 +299,7 @@ def test_a_kernel_of_a_run_with_changed_data_is_refused(tmp_path: Path, capfd: S
     table(tmp_path / "t.csv", "1,2,4")
     for more in ((), ("--force",)):
         assert run((*asked, *more)) == 2
-        assert f"cannot be computed again, for {tmp_path / 't.csv'} has changed since" in only_line(capfd)
+        assert f"cannot be computed again, because {tmp_path / 't.csv'} has changed since" in only_line(capfd)
     with pytest.raises(Mistake, match="has changed since"):
         remove_group(only_run(tmp_path), GROUP, POINTS, Silent())
     table(tmp_path / "t.csv", "1,2,3")

@@ -142,8 +142,8 @@ def placed_state(
 def states_at_end(checkpoint: Mapping[str, Any]) -> Any:
     """Return the states of the optimizers after the last event before a checkpoint.
 
-    `memories` are the states before the next event. Both are the same, unless a loop
-    that resumed at this checkpoint began with other states.
+    These are `memories`, the states before the next event, unless a loop that resumed
+    at this checkpoint began with other states. Then they are `ended`.
     """
     return checkpoint.get("ended", checkpoint["memories"])
 

@@ -432,7 +432,7 @@ class DiskStore(AbstractStore):
             content = {
                 "at": call.at,
                 "how": call.circumstances.content,
-                "signed": call.signed,
+                "signed": call.fingerprint,
                 **rows,
             }
             if call.given_names is not None:
@@ -453,7 +453,7 @@ class DiskStore(AbstractStore):
                 content["gradient"] = call.gradient.content
             if call.joined:
                 content["joined"] = call.joined
-                content["signed"] = call.signed
+                content["signed"] = call.fingerprint
         return {"key": stored.key, **content}
 
     def report_size(self, weights: Weights, entry_bytes: int) -> None:
@@ -649,7 +649,7 @@ class LoopOnDisk:
             circumstances=Circumstances.read(call.get("how", {})),
             gradient=restored(call["gradient"], device),
             backward=int(call.get("backward", -1)),
-            signed=call.get("signed"),
+            fingerprint=call.get("signed"),
             shape=tuple(call.get("shape", ())),
             joined={
                 name: tuple(shape) for name, shape in call.get("joined", {}).items()

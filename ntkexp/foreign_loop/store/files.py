@@ -422,12 +422,12 @@ def event_of(
     """Return the stored form of step `index` of optimizer number `which`,
     without its calls.
 
-    If all calls were made at the weights of this step, a replay can recompute the
-    gradient. The event then stores only a signature (random projection) of each
-    matrix's gradient. Gradients of vectors, such as biases, are small and stored in
-    full. They may be only rounding errors, which another machine does not reproduce.
-    An example is the last bias if the loss depends only on differences of outputs. In
-    other cases, the event stores all gradients in full.
+    If calls were made at other weights than those of this step, all gradients are
+    stored in full. Otherwise a replay can recompute them, and the gradient of a matrix
+    is stored only as a signature (random projection). Gradients of vectors, such as
+    biases, are small and still stored in full. They may be only rounding errors, which
+    another machine does not reproduce. An example is the last bias if the loss depends
+    only on differences of outputs.
 
     The gradients are not copied.
     """

@@ -90,7 +90,7 @@ def tensors_of(call: ModelCall) -> Iterator[Tensor]:
     yield from call.circumstances.states.values()
     if isinstance(call.gradient, CrossEntropyGradient):
         yield from call.gradient.content.values()
-    for tensor in (call.gradient, call.signed):
+    for tensor in (call.gradient, call.fingerprint):
         if isinstance(tensor, Tensor):
             yield tensor
     for statistics in call.statistics or ():

@@ -253,7 +253,7 @@ class ReplayedLoop:
                 [part.abs().max() for part in stored.values() if part.numel()]
             ),
         )
-        clip = search.found(self.clips)
+        clip = search.find(self.clips)
         if clip is None:
             return None
         if clip not in self.clips:

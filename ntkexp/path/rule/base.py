@@ -115,9 +115,8 @@ class Secant(AbstractRule):
     ) -> tuple[Substep, ...]:
         if substeps % 2**romberg:
             raise Mistake(
-                f"path.romberg={romberg} halves the substeps {romberg} times, but path.substeps={substeps} is not a "
-                "multiple of "
-                f"{2**romberg}"
+                f"path.romberg={romberg} halves the substeps {romberg} times, but "
+                f"path.substeps={substeps} is not a multiple of {2**romberg}"
             )
         quadrature = []
         for n, share in shares(substeps, romberg).items():
