@@ -35,7 +35,7 @@ from ntkexp.limit.network import Network
 from ntkexp.loss import Squared, centred_one_hot
 from ntkexp.mistake import Mistake
 from ntkexp.model.base import LearningTask, ScaledOutput
-from ntkexp.model.functional import load_tensors
+from ntkexp.model.functional import load_tensors, weights_of
 from ntkexp.path.budget import SECONDS_PER_WORK
 from ntkexp.records.atomic import Damaged
 from ntkexp.records.folder import results_version
@@ -268,9 +268,10 @@ class EmpiricalKernel(AbstractKernel):
             return tuple(modules), {"seeds": list(self.seeds)}
         module = draw_network(self.experiment, self.data, self.width)
         try:
-            saved = load_tensors(Path(self.weights), self.experiment.device)[
+            state = load_tensors(Path(self.weights), self.experiment.device)[
                 self.weights_at
             ]
+            saved = {name: state[name] for name in weights_of(module)}
             module.load_state_dict(saved, strict=False)
         except (LookupError, RuntimeError, TypeError, AttributeError) as error:
             raise Damaged(
