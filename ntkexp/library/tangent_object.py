@@ -26,7 +26,7 @@ from ntkexp.kernel import Casts
 from ntkexp.kernel.read.reader import kernel_bytes
 from ntkexp.kernel.record.products import full_precision
 from ntkexp.kernel.record.tape import as_inputs, examples, part, tensors
-from ntkexp.library.module import named, of_module, reader_of, refuse_unfit
+from ntkexp.library.module import as_tensor, named, of_module, reader_of, refuse_unfit
 from ntkexp.library.tangent import MODES, refuse_large, tangent_kernel
 from ntkexp.mistake import Mistake, first_line, in_short, nearest
 from ntkexp.shapes import Inputs
@@ -233,8 +233,7 @@ class TangentKernel:
     def converted(self, array: np.ndarray[Any, Any], name: str) -> Tensor:
         """Convert an array to a tensor on the weights' device. Convert floating-point
         arrays to the dtype of the weights."""
-        if array.dtype.kind not in "biuf":
-            raise Mistake(f"{name} is an array of {array.dtype}; give one of numbers")
+        values = as_tensor(array, name)
         if array.ndim < 2:
             raise Mistake(
                 f"{name} is an array of shape {list(array.shape)}; give one [example, …]. "
@@ -242,7 +241,7 @@ class TangentKernel:
                 "there, give kernel='precomputed', and this kernel's matrix)"
             )
         weight = next(iter(self.module.parameters()), torch.empty(0))
-        tensor = torch.as_tensor(array, device=weight.device)
+        tensor = values.to(weight.device)
         if tensor.is_floating_point() and weight.is_floating_point():
             return tensor.to(weight.dtype)
         return tensor
