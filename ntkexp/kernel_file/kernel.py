@@ -27,7 +27,7 @@ from ntkexp.data.base import Data, Split
 from ntkexp.experiment.experiment import Experiment
 from ntkexp.experiment.identity import code_digests
 from ntkexp.experiment.problem import draw_network
-from ntkexp.kernel import Outputs
+from ntkexp.kernel import ChosenOutputs
 from ntkexp.kernel.read.plan import selected_outputs
 from ntkexp.library import tangent_kernel
 from ntkexp.limit.infinite_kernel import BlockSlices, compute
@@ -236,7 +236,7 @@ class EmpiricalKernel(AbstractKernel):
 
     seeds: tuple[int, ...] = ()
     """The seeds of the untrained networks."""
-    chosen_outputs: Outputs = "all"
+    chosen_outputs: ChosenOutputs = "all"
     """The outputs of the kernel: all, a selection, or the trace over outputs, which
     counts as a single output."""
     weights: str = ""

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ntkexp.kernel import Casts, Closure, Jacobian, Outputs, Reader, Tape, columns
+from ntkexp.kernel import Casts, ChosenOutputs, Closure, Jacobian, Reader, Tape, columns
 from ntkexp.kernel.read.sketched import batches
 from ntkexp.kernel.record.independence import refuse_dependence
 from ntkexp.kernel.record.products import full_precision, refuse_rounded_products
@@ -65,7 +65,7 @@ def secant_kernel(
     train: Inputs,
     *,
     output: str | int | None = None,
-    outputs: Outputs = "all",
+    outputs: ChosenOutputs = "all",
     casts: Casts = "keep",
 ) -> Float[Tensor, "query out train out_"]:
     """Return the secant kernel K̄(x, x′) = J̄(x) J(x′)ᵀ.
