@@ -84,9 +84,10 @@ class KernelMachine:
             [n1, n2, C] or [n1, C, n2, C]. With "precomputed", `fit` and `predict` take
             matrices of these shapes in place of examples. The trace of a
             `TangentKernel` is divided by the number C of columns of y.
-        ridge: the ridge, which is added to the eigenvalues. With "best", `fit` chooses it
-            from a grid by leave-one-out cross-validation of kernel ridge regression, as
-            `ntkexp kernel predict --ridge=best`. `machine.fitted.ridge` is the choice.
+        ridge (number or "best"): the ridge, which is added to the eigenvalues. With
+            "best", `fit` chooses it from a grid by leave-one-out cross-validation of
+            kernel ridge regression, as `ntkexp kernel predict --ridge=best` does. Then
+            `machine.fitted.ridge` is the ridge.
         time: t, the time of gradient flow.
         steps: k, the number of steps of gradient descent.
         step_size: η, the step size (learning rate) of gradient descent.
