@@ -106,8 +106,8 @@ class AbstractKernel(ABC):
     @abstractmethod
     def blocks(
         self,
-        left: Float[Tensor, "query *shape"],
-        right: Float[Tensor, "train *shape"] | None = None,
+        left: Float[Tensor, " query *shape"],
+        right: Float[Tensor, " train *shape"] | None = None,
     ) -> Blocks:
         """Return the kernels between the points `left` and `right`.
 
@@ -125,7 +125,7 @@ class AbstractKernel(ABC):
         return {field.name: getattr(self, field.name) for field in own_fields}
 
     @cached_property
-    def inputs(self) -> Float[Tensor, "point *shape"]:
+    def inputs(self) -> Float[Tensor, " point *shape"]:
         inputs = torch.cat([split.inputs for split in splits_of(self.data).values()])
         return inputs.to(self.experiment.device, getattr(torch, self.experiment.dtype))
 

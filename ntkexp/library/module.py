@@ -211,7 +211,7 @@ def refuse_failing(
             ) from error
 
 
-def finite(kernel: Float[Tensor, "query *kernel"]) -> Float[Tensor, "query *kernel"]:
+def finite(kernel: Float[Tensor, " query *kernel"]) -> Float[Tensor, " query *kernel"]:
     """Return the kernel, or raise if an entry is not finite."""
     if not kernel.sum().isfinite() and not kernel.isfinite().all():
         raise Mistake(

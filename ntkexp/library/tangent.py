@@ -296,7 +296,7 @@ def tangent_kernel(
     outputs: OutputMode = "all",
     casts: Casts = "keep",
     sketch: None = None,
-) -> Float[Tensor, "query *kernel"]: ...
+) -> Float[Tensor, " query *kernel"]: ...
 
 
 @overload
@@ -327,7 +327,7 @@ def tangent_kernel(
     casts: Casts = "keep",
     sketch: int | None = None,
     seed: int = 0,
-) -> Float[Tensor, "query *kernel"] | SketchedKernel:
+) -> Float[Tensor, " query *kernel"] | SketchedKernel:
     """Return the tangent kernel K(θ; x, x′) = J(θ; x) J(θ; x′)ᵀ, summed over the
     parameters that require gradients.
 

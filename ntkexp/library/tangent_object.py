@@ -141,7 +141,7 @@ class TangentKernel:
     @full_precision()
     def matrix(
         self, left: Inputs, right: Inputs | None
-    ) -> Float[Tensor, "query *kernel"]:
+    ) -> Float[Tensor, " query *kernel"]:
         """Return the kernel, block by block. If `right` is None,
         mirror the blocks above the diagonal."""
         columns_inputs = left if right is None else right
@@ -175,7 +175,7 @@ class TangentKernel:
 
     def empty(
         self, block: Tensor, counts: tuple[int, int]
-    ) -> Float[Tensor, "query *kernel"]:
+    ) -> Float[Tensor, " query *kernel"]:
         """Allocate the kernel, or raise if it exceeds the memory."""
         shape = list(block.shape)
         shape[0] = counts[0]
@@ -189,7 +189,7 @@ class TangentKernel:
 
     def block(
         self, left: Inputs, right: Inputs | None
-    ) -> Float[Tensor, "query *kernel"]:
+    ) -> Float[Tensor, " query *kernel"]:
         kernel = tangent_kernel(
             self.module,
             left,
@@ -208,8 +208,8 @@ class TangentKernel:
         )
 
     def transposed(
-        self, block: Float[Tensor, "query *kernel"]
-    ) -> Float[Tensor, "train *kernel"]:
+        self, block: Float[Tensor, " query *kernel"]
+    ) -> Float[Tensor, " train *kernel"]:
         """Return the block K(x′, x), given K(x, x′)."""
         return (
             block.permute(2, 3, 0, 1)

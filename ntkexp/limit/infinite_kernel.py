@@ -156,8 +156,8 @@ def block_slices(
 def compute(
     net: Network,
     place: BlockSlices,
-    x1: Float[Tensor, "row *shape"],
-    x2: Float[Tensor, "column *shape"] | None = None,
+    x1: Float[Tensor, " row *shape"],
+    x2: Float[Tensor, " column *shape"] | None = None,
     *,
     budget: MemoryBudget = DEFAULT_MEMORY,
     engine: Engine = "auto",
