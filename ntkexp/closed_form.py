@@ -6,6 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import TypeAlias
 
 import numpy as np
@@ -14,6 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ntkexp.mistake import Mistake
+from ntkexp.text import short
 
 # --- Gains. Training with a fixed kernel removes a fraction of the residual y − f_0(X).
 # Along an eigenvector of the kernel with eigenvalue λ, this fraction is λ g(λ). The gain
@@ -99,6 +101,25 @@ class DescentGain(AbstractGain):
     @property
     def doubled(self) -> DescentGain:
         return DescentGain(self.size, 2 * self.steps)
+
+
+def divergence(step_size: float | None, largest: float, examples: int) -> str | None:
+    """Return a warning if gradient descent diverges, else None. Without a step size,
+    return None.
+
+    `largest` is the largest eigenvalue of the kernel matrix with the ridge. Steps of
+    size η on the mean loss of N examples diverge if η λ_max / N > 2.
+
+    >>> divergence(5.0, 4.0, 8)
+    'gradient descent diverges with steps of 5; take steps below 4, which is 2N/λ_max'
+    >>> divergence(4.0, 4.0, 8)
+    """
+    if step_size is None or step_size * largest <= 2 * examples:
+        return None
+    return (
+        f"gradient descent diverges with steps of {short(step_size)}; "
+        f"take steps below {short(2 * examples / largest)}, which is 2N/λ_max"
+    )
 
 
 def singular(eigenvalues: str) -> Mistake:
@@ -255,6 +276,32 @@ def folds(examples: int, count: int, entries: int = 1) -> list[Tensor]:
 def ridges(matrix: Float[Tensor, "entry entry"]) -> list[float]:
     """Return the grid of ridges for this kernel."""
     return [multiple * float(matrix.diagonal().mean()) for multiple in RIDGE_MULTIPLES]
+
+
+def best_ridge(
+    matrices: Sequence[Float[Tensor, "entry entry"]],
+    modes: Sequence[Modes],
+    targets: Sequence[Float[Tensor, "entry column"]],
+    folds: Sequence[Tensor],
+) -> float:
+    """Return the ridge whose cross-validated predictions have the smallest squared
+    error. Several linear systems, such as one for each output, share the ridge.
+
+    >>> theta = torch.tensor([[2.0, 1.9], [1.9, 2.0]], dtype=torch.float64)
+    >>> y = torch.tensor([[2.0], [1.0]], dtype=torch.float64)
+    >>> round(best_ridge([theta], [modes_of(theta)], [y], folds(2, 2)), 12)
+    0.2
+    """
+
+    def validation_error(ridge: float) -> float:
+        errors = (
+            held_out(modes_of_matrix, ridge, right, folds) - right
+            for modes_of_matrix, right in zip(modes, targets, strict=True)
+        )
+        return sum(float(error.square().sum()) for error in errors)
+
+    grid = [fmean(each) for each in zip(*map(ridges, matrices), strict=True)]
+    return min(grid, key=validation_error)
 
 
 CG_TOLERANCE = 1e-10

@@ -43,7 +43,7 @@ class EnsembleProblem:
     """The points of a one-dimensional problem. The training examples come first, then
     all other points sorted by position."""
 
-    inputs: Float[Tensor, "point *shape"]
+    inputs: Float[Tensor, " point *shape"]
     # position of each point on the line, or angle on the circle
     places: Float[Tensor, " point"]
     targets: Float[Tensor, "point out"]
@@ -151,7 +151,7 @@ class StackedNetworks:
     buffers: Weights
 
     def outputs(
-        self, x: Float[Tensor, "point *shape"]
+        self, x: Float[Tensor, " point *shape"]
     ) -> Float[Tensor, "network point out"]:
         run = vmap(
             lambda w, b: functional_call(self.module, (w, b), (x,)), in_dims=(0, 0)
@@ -160,7 +160,7 @@ class StackedNetworks:
         return outputs
 
     def tangent_kernels(
-        self, x: Float[Tensor, "point *shape"]
+        self, x: Float[Tensor, " point *shape"]
     ) -> Float[Tensor, "network point point_"]:
         """Return the tangent kernel of each network between all points.
         There is one output."""
@@ -192,7 +192,7 @@ class EnsembleTraining:
     """The training of an ensemble: gradient descent on Σ½(f − y)²/divisor, summed over
     the first `len(targets)` points."""
 
-    inputs: Float[Tensor, "point *shape"]
+    inputs: Float[Tensor, " point *shape"]
     targets: Float[Tensor, "train out"]
     size: float  # the step size
     steps: int

@@ -123,6 +123,9 @@ def first_line(error: BaseException) -> str:
 PACKAGE_FOLDER = f"{Path(__file__).parent}{os.sep}"
 LIBRARY_FOLDERS = {"site-packages", "dist-packages"}
 """The names of folders that contain installed packages."""
+TRUSTED_CODE = set[str]()
+"""The files and folders that the user trusts. They are the user's own code, even in a
+folder of installed packages."""
 
 
 def line_of_user(error: BaseException) -> str | None:
@@ -143,7 +146,7 @@ def line_of_user(error: BaseException) -> str | None:
         is_library = file.startswith(
             ("<", python_folder, PACKAGE_FOLDER)
         ) or not LIBRARY_FOLDERS.isdisjoint(Path(file).parts)
-        if not is_library:
+        if not is_library or file.startswith(tuple(TRUSTED_CODE)):
             place = f"{file}, line {line}, in {frame.f_code.co_name}"
     if place is None or file.startswith(PACKAGE_FOLDER):
         return None

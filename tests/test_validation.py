@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from functools import partial
 from pathlib import Path
@@ -121,6 +122,7 @@ def test_a_kept_training_is_not_repeated_and_another_is_not_trusted(finished: Pa
     by_name = {each.name: each.lds.value for each in found.scores}
     assert by_name["opposite"] == by_name["effect"] > 0.9  # −effect is the score of an effect
 
+    assert "9 trainings without 4 random examples of" in str(found)
     whole = times(run)
     again = ntkexp.validate(run, {"upside down": -opposite}, **{**SMALL, "top": None})
     assert times(run) == whole
@@ -138,7 +140,9 @@ def test_workers_find_the_same_bytes(finished: Path, tmp_path: Path, capfd: pyte
     run = shutil.copytree(finished, tmp_path / finished.name)
     words = ["--trainings=9", "--leave-out=4", "--top=2", "--queries=5", "--workers=1"]
     assert command(["validate", str(run), *words]) == 0
-    assert "LDS" in capfd.readouterr().out
+    said = capfd.readouterr().out
+    assert "LDS" in said
+    assert re.search(r"left out by each training: .*ground_truth\.npz$", said, re.M)
     other = shutil.copytree(finished, tmp_path / "elsewhere" / finished.name)
     truth = ntkexp.validate(other, **SMALL).truth
     with np.load(run / VALIDATION_FOLDER / "ground_truth.npz") as stored:

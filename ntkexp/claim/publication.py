@@ -21,7 +21,6 @@ from hashlib import sha256
 from io import BytesIO
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
-from xml.etree import ElementTree
 
 import pandas as pd
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
@@ -30,6 +29,7 @@ from ntkexp.claim.look import CONTROL, MAIN, SECOND
 from ntkexp.mistake import Mistake, first_line
 from ntkexp.records.atomic import read_bytes, write_atomically
 from ntkexp.records.claim import PICTURE
+from ntkexp.report.page.plain_svg import refuse_other_file
 from ntkexp.text import printable, short
 
 VERDICTS_FILE, PAGE, SUMS = "verdicts.json", "README.md", "SHA256SUMS"
@@ -253,42 +253,9 @@ def refuse_odd_table(table: pd.DataFrame, columns: Iterable[str], file: Path) ->
         refuse(f"value holds {short(float('inf'))}")
 
 
-SHAPES = frozenset(
-    "svg g defs clipPath rect path use text tspan title style image".split()  # noqa: SIM905
-)
-ABOUT = frozenset(
-    {"metadata", "RDF", "Work", "type", "format", "date", "creator", "Agent"}
-)
-URL = re.compile(r"url\(\s*(?!['\"]?#)|@import|javascript:", re.IGNORECASE)
-
-
 def refuse_active_picture(content: bytes, file: Path) -> None:
-    """Raise if an SVG could run a script or load a file.
-
-    Only shapes, texts, embedded PNG images and metadata are allowed.
-    """
+    """Raise if an SVG file could run a script or load a file."""
     try:
-        root = ElementTree.fromstring(content)
-    except (ElementTree.ParseError, ValueError) as error:
-        raise Mistake(
-            f"{file} is not an SVG picture ({printable(first_line(error))})"
-        ) from error
-    if b"<!ENTITY" in content or b"<?xml-" in content:
-        raise Mistake(
-            f"{file} has an entity or a style sheet of its own, which no picture of a claim has"
-        )
-    for element in root.iter():
-        tag = str(element.tag).rpartition("}")[2]
-        if tag not in SHAPES | ABOUT:
-            raise Mistake(
-                f"{file} has an element {printable(tag)}, which no picture of a claim has"
-            )
-        for key, value in element.attrib.items():
-            name = key.rpartition("}")[2].lower()
-            loads = name == "href" and not value.startswith(("#", "data:image/png;"))
-            if name.startswith("on") or loads or URL.search(value):
-                raise Mistake(
-                    f"{file} has an attribute {printable(name)}, which can run or load more"
-                )
-        if tag == "style" and URL.search(element.text or ""):
-            raise Mistake(f"{file} has a style that loads more")
+        refuse_other_file(content)
+    except Mistake as mistake:
+        raise Mistake(f"{file}: {mistake}") from None

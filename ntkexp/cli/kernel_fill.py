@@ -29,7 +29,7 @@ from ntkexp.report.progress import progress_listener
 if TYPE_CHECKING:
     from ntkexp.engine.base import AbstractEngine
     from ntkexp.experiment.experiment import Experiment
-    from ntkexp.kernel.read.plan import Outputs
+    from ntkexp.kernel.read.plan import ChosenOutputs
     from ntkexp.kernel_file.fill import RemainingWork
     from ntkexp.kernel_file.kernel import AbstractKernel
     from ntkexp.records.atomic import Json
@@ -328,7 +328,7 @@ def tangent(
     fill_file(kernel, out, engine, options, common)
 
 
-def read_outputs(outputs: str) -> Outputs:
+def read_outputs(outputs: str) -> ChosenOutputs:
     """Parse `--outputs`: all, trace, or a list of indices."""
     match outputs:
         case "all":

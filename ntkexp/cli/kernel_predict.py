@@ -144,7 +144,9 @@ def predict(
     # warn even if quiet: the predictions are written, but not usable
     for prediction in predictions:
         if prediction.solved.warning is not None:
-            sys.stderr.write(f"ntkexp: {prediction.solved.warning}\n")
+            sys.stderr.write(
+                f"ntkexp: {prediction.kernel}: {prediction.solved.warning}\n"
+            )
     scores = [score for prediction in predictions for score in prediction.scores]
     folder = out.expanduser() if out else matrix.path.parent
     columns = [field.name for field in fields(scores[0])]

@@ -52,7 +52,10 @@ def validate(
         str,
         typer.Option(
             metavar="SHARE|N",
-            help="The examples that each training leaves out: 1%, 50%, or 8.",
+            help=(
+                "The random examples that each training leaves out: 1%, 50%, or 8. `ntkexp explain "
+                "--without` leaves out chosen examples."
+            ),
         ),
     ] = "1%",
     top: Annotated[
@@ -142,7 +145,7 @@ def validate(
     if as_json:
         write_json(validation_result.as_json())
     else:
-        write_out(f"{validation_result}\n{truth_file}\n")
+        write_out(f"{validation_result}\nleft out by each training: {truth_file}\n")
 
 
 def share_of(text: str, option: str) -> float:

@@ -44,7 +44,14 @@ from ntkexp.config.field_types import (
 from ntkexp.config.plain_yaml import read_yaml, spell_value
 from ntkexp.experiment.experiment import Experiment
 from ntkexp.layer.spec import names_layer, parse_layer
-from ntkexp.mistake import Mistake, UnknownKey, Untrusted, WrongArgument, nearest
+from ntkexp.mistake import (
+    TRUSTED_CODE,
+    Mistake,
+    UnknownKey,
+    Untrusted,
+    WrongArgument,
+    nearest,
+)
 from ntkexp.model.foreign import allow_imports, allow_module, load_module
 from ntkexp.model.user_function import FunctionInFile
 from ntkexp.naming import (
@@ -164,6 +171,11 @@ def admit_package(name: str) -> str:
             f"trust={name}: there is no such package; it takes a package's name, or a file my_net.py",
             "trust",
         )
+    folders = spec.submodule_search_locations
+    if folders is None:
+        TRUSTED_CODE.add(str(spec.origin))
+    else:
+        TRUSTED_CODE.update(f"{folder}{os.sep}" for folder in folders)
     return name
 
 
@@ -183,6 +195,7 @@ def admit_file(file: Path) -> str:
             f"{argument}: '{PACKAGE}' cannot be the name of a new module; give the file another name",
             "trust",
         )
+    TRUSTED_CODE.add(str(file))
     try:
         return load_module(file, argument).__name__
     except Mistake as mistake:

@@ -312,7 +312,7 @@ class Covariance:
         return replace(self, nonlinear_layers=self.nonlinear_layers + 1), first, second
 
     def replace_self_pairs(
-        self, values: Tensor, alone: Float[Tensor, "example *pixel"]
+        self, values: Tensor, alone: Float[Tensor, " example *pixel"]
     ) -> Tensor:
         """Replace the values of pairs of a pixel with itself by `alone`."""
         if self.in_pairs:

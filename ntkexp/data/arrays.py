@@ -80,7 +80,7 @@ class Arrays(AbstractSource):
 
 
 def read_inputs(
-    array: Shaped[np.ndarray, "example *shape"], name: str
+    array: Shaped[np.ndarray, " example *shape"], name: str
 ) -> tuple[Tensor, float]:
     """Return the inputs as a tensor, and the number that means intensity 1.
 
@@ -96,7 +96,7 @@ def read_inputs(
 
 
 def read_targets(
-    array: Shaped[np.ndarray, "example *value"], name: str
+    array: Shaped[np.ndarray, " example *value"], name: str
 ) -> tuple[Tensor, tuple[str, ...]]:
     """Return class labels and class names, or real values [example, value] and ()."""
     if array.dtype.kind == "f" and array.ndim in (1, 2):

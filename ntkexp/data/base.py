@@ -131,7 +131,7 @@ def scale_of(mode: Standardise, values: Tensor) -> Callable[[Tensor], Tensor]:
     return lambda x: torch.where(varies, (x - mean) / deviation, 0.0)
 
 
-def column_means(train: Float[Tensor, "example *shape"]) -> Float[Tensor, " *shape"]:
+def column_means(train: Float[Tensor, " example *shape"]) -> Float[Tensor, " *shape"]:
     """Return the mean of each feature, ignoring NaN. Raise if a feature has only NaN.
 
     >>> column_means(torch.tensor([[1.0, 5.0], [float("nan"), 7.0], [3.0, 9.0]])).tolist()
@@ -205,8 +205,8 @@ def phase_positions(
 
 
 def find_leak(
-    train: tuple[Float[Tensor, "example *shape"], Int[Tensor, " example"]],
-    evaluated: tuple[Float[Tensor, "other *shape"], Int[Tensor, " other"]],
+    train: tuple[Float[Tensor, " example *shape"], Int[Tensor, " example"]],
+    evaluated: tuple[Float[Tensor, " other *shape"], Int[Tensor, " other"]],
 ) -> tuple[int, int] | None:
     """Find a training example of one phase that is evaluated in another phase. Return
     both phases, or None if there is no such example.
@@ -239,7 +239,7 @@ class Examples:
     Images may be stored as bytes, to save memory. `white` is the byte for intensity 1.
     """
 
-    inputs: Float[Tensor, "example *shape"] | UInt8[Tensor, "example *shape"]
+    inputs: Float[Tensor, " example *shape"] | UInt8[Tensor, " example *shape"]
     target: Int[Tensor, " example"] | Float[Tensor, "example value"]
     classes: tuple[str, ...] = ()
     """Names of the classes; empty for regression."""
@@ -320,8 +320,8 @@ class Split:
     """One split of the data. `shown` are the inputs before standardisation, and
     `inputs` are the standardised inputs."""
 
-    shown: Float[Tensor, "example *shape"]
-    inputs: Float[Tensor, "example *shape"]
+    shown: Float[Tensor, " example *shape"]
+    inputs: Float[Tensor, " example *shape"]
     target: Int[Tensor, " example"] | Float[Tensor, "example value"]
     index: Int[Tensor, " example"]
     """Indices of the examples in the source."""

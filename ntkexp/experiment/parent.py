@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from ntkexp.init import PARENT
 from ntkexp.mistake import Mistake
-from ntkexp.model.functional import load_tensors
+from ntkexp.model.functional import load_tensors, named_members
 from ntkexp.records.atomic import Damaged, sealed_for
 from ntkexp.records.folder import (
     CHECKPOINT,
@@ -122,7 +122,8 @@ class ParentRun:
                 )
 
     def weights(self) -> dict[str, Tensor]:
-        """Return the trained weights at the step. Raise if they are not stored."""
+        """Return the trained weights at the step, and from weights.pt also the other
+        tensors. Raise if they are not stored."""
         path = self.folder.path
         if not (path / DONE).is_file():
             return self.checkpoint_weights()
@@ -200,10 +201,12 @@ def start_from(parent: ParentRun, module: nn.Module) -> None:
         for name, weight in module.named_parameters()
         if weight.requires_grad
     }
+    # weights.pt also holds tensors that are not trained
+    members = dict(named_members(module, all_names=True))
     for name in [*trained, *stored]:
         own, other = (
             list(weights[name].shape) if name in weights else "absent"
-            for weights in (trained, stored)
+            for weights in (members, stored)
         )
         if own != other:
             raise Mistake(

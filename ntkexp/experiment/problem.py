@@ -35,7 +35,7 @@ class Problem:
     splits in `path.queries`."""
 
     data: Data
-    inputs: Float[Tensor, "point *shape"]
+    inputs: Float[Tensor, " point *shape"]
     targets: Float[Tensor, "point out"]
     split_slices: Mapping[str, slice]  # the points of each split of `path.queries`
     # The points of each phase of a split. Empty if the data have no phases.
@@ -181,7 +181,7 @@ LIMIT_MEMORY_PARTS = 4  # the kernels may take a quarter of the memory limit
 
 def limit_kernels(
     experiment: Experiment,
-    inputs: Float[Tensor, "point *shape"],
+    inputs: Float[Tensor, " point *shape"],
     train: int,
     vocabulary: int,
 ) -> LimitKernels | DoesNotApply:
@@ -226,7 +226,7 @@ def limit_network(
 
 def infinite_kernels(
     network: Network,
-    inputs: Float[Tensor, "point *shape"],
+    inputs: Float[Tensor, " point *shape"],
     train: int,
     experiment: Experiment,
 ) -> LimitKernels:

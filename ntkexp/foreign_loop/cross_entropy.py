@@ -29,6 +29,8 @@ ROWS_AT_ONCE_BYTES = 2**24  # intermediate results have at most this size
 # The weight of a row is estimated from a rounded product. The estimate may be wrong by
 # some units in the last place.
 UNITS = (1, -1, 2, -2)
+# If a weight moves by these units, w p moves by fewer than so many units.
+GRADIENT_UNITS = 16
 
 
 @dataclass(frozen=True)
@@ -158,17 +160,30 @@ def fitted(
         targets = targets.where(least.values < 0, logits.argmax(1))
     graph = LossGraph.of(logits, targets)
 
-    def has_other_bits(weights: Float[Tensor, " row"]) -> Bool[Tensor, " row"]:
+    def gradient_at(weights: Float[Tensor, " row"]) -> Float[Tensor, "row class"]:
         (trial,) = torch.autograd.grad(
             graph.losses, graph.logits, weights, retain_graph=True
         )
-        return (trial != gradient).any(1)
+        return trial
+
+    def has_other_bits(weights: Float[Tensor, " row"]) -> Bool[Tensor, " row"]:
+        return (gradient_at(weights) != gradient).any(1)
 
     largest = gradient.max(1)
     p = graph.log_p.detach().gather(1, largest.indices[:, None])[:, 0].exp()
     estimates = (largest.values / p).nan_to_num(0.0)  # 0/0 if p is 0 elsewhere
     weights = estimates
-    is_wrong = has_other_bits(weights)
+    trial = gradient_at(weights)
+    is_wrong = (trial != gradient).any(1)
+    if bool(is_wrong.any()):
+        # For other losses, such as with label smoothing, w p is far from every row of
+        # the gradient. Then moving w by some units does not give an equal row.
+        gap = (trial - gradient).abs().scatter_(1, targets[:, None], 0.0)
+        limits = torch.finfo(gradient.dtype)
+        unit = limits.eps * gradient.abs().clamp(min=limits.tiny)
+        is_far = (gap > GRADIENT_UNITS * unit).any(1)
+        if bool((is_far | (weights <= 0)).all()) and bool(is_far.any()):
+            return None
     for units in UNITS:
         if not bool(is_wrong.any()):
             return CrossEntropyGradient(targets, weights)

@@ -15,6 +15,7 @@ from torch import Tensor
 from ntkexp.foreign_loop.call import ModelCall
 from ntkexp.foreign_loop.equal_inputs import RepeatedInputs
 from ntkexp.kernel.record.tape import tensors
+from ntkexp.records.contributions import BY_POSITION
 from ntkexp.report.examples import Example, named_example
 from ntkexp.report.top_examples import top_examples_of
 from ntkexp.shapes import Inputs
@@ -124,15 +125,29 @@ def token_texts(rows: NDArray[Any], decode: Decode) -> NDArray[np.str_]:
     )
 
 
+def words_of_tokens(
+    attribution: xr.Dataset, rows: NDArray[Any], decode: Decode | None
+) -> NDArray[np.str_] | None:
+    """Return the text of each token if there are contributions by position, and `rows`
+    are tokens that `decode` decodes. Otherwise, return None."""
+    are_tokens = rows.ndim == 2 and np.issubdtype(rows.dtype, np.integer)
+    if decode is None or BY_POSITION not in attribution or not are_tokens:
+        return None
+    return token_texts(rows, decode)
+
+
 @dataclass(frozen=True)
 class ShownExamples:
     """The queries and examples that a notebook shows,
     by axis ("query" or "example") and index.
 
-    Each entry of `known` holds a name, an input row, and its decoded text, if any.
+    Each entry of `known` holds a name, an input row, its decoded text, if any, and its
+    tokens, if there are contributions by position.
     """
 
-    known: Mapping[tuple[str, int], tuple[str, NDArray[Any], str | None]]
+    known: Mapping[
+        tuple[str, int], tuple[str, NDArray[Any], str | None, NDArray[Any] | None]
+    ]
 
     @classmethod
     def of(
@@ -148,10 +163,10 @@ class ShownExamples:
         with the largest contributions to the first queries."""
 
         def copied(
-            name: str, row: NDArray[Any]
-        ) -> tuple[str, NDArray[Any], str | None]:
+            name: str, row: NDArray[Any], tokens: NDArray[Any] | None = None
+        ) -> tuple[str, NDArray[Any], str | None, NDArray[Any] | None]:
             text = None if decode is None else str(texts(row[None], decode)[0])
-            return name, row.copy(), text
+            return name, row.copy(), text, tokens
 
         points = shown(queries)
         names = attribution["example"].to_numpy().tolist()
@@ -167,10 +182,16 @@ class ShownExamples:
             ("query", index): copied(f"query {index}", points[index])
             for index in query_places
         }
+        tokens = None
+        if BY_POSITION in attribution:
+            rows = gallery.of(names)
+            words = words_of_tokens(attribution, rows, decode)
+            tokens = rows if words is None else words
         for index in example_places:
             name = names[index]
             if name in gallery.rows:
-                known["example", index] = copied(name, gallery.rows[name])
+                row_tokens = None if tokens is None else tokens[index]
+                known["example", index] = copied(name, gallery.rows[name], row_tokens)
         return cls(known)
 
     def __call__(self, axis: str, index: int) -> Example | None:

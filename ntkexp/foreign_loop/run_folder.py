@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from ntkexp.foreign_loop.batch_norm import batch_norm_sentence
 from ntkexp.foreign_loop.closing import casts_sentence, rounding_sentence
 from ntkexp.foreign_loop.equal_inputs import equal_inputs_sentence
-from ntkexp.foreign_loop.gallery import Decode, Gallery, shown, texts, token_texts
+from ntkexp.foreign_loop.gallery import Decode, Gallery, shown, texts, words_of_tokens
 from ntkexp.foreign_loop.outside import outside_sentence
 from ntkexp.foreign_loop.store.files import START, TraceFolder
 from ntkexp.records.atomic import WIDTH, Sealing
@@ -142,9 +142,9 @@ def examples(
     if MEASURE in attribution.attrs and attribution["out"].dtype.kind == "U":
         arrays[OUT_NAME] = attribution["out"].to_numpy()
     arrays |= split_arrays("train", names, rows, decode)
-    are_tokens = rows.ndim == 2 and np.issubdtype(rows.dtype, np.integer)
-    if decode is not None and BY_POSITION in attribution and are_tokens:
-        arrays["train_tokens"] = token_texts(rows, decode)
+    words = words_of_tokens(attribution, rows, decode)
+    if words is not None:
+        arrays["train_tokens"] = words
     arrays |= split_arrays("query", query_names, shown(queries), decode)
     return arrays
 

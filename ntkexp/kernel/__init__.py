@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     )
     from ntkexp.kernel.features.gram import gram as gram
     from ntkexp.kernel.features.jacobian import Jacobian as Jacobian
-    from ntkexp.kernel.read.plan import Outputs as Outputs
+    from ntkexp.kernel.read.plan import ChosenOutputs as ChosenOutputs
     from ntkexp.kernel.read.program_cache import ProgramCache as ProgramCache
     from ntkexp.kernel.read.reader import Reader as Reader
     from ntkexp.kernel.record.casts import Casts as Casts
@@ -38,7 +38,7 @@ else:
         "DirectionalGradients": "features.directional",
         "gram": "features.gram",
         "Jacobian": "features.jacobian",
-        "Outputs": "read.plan",
+        "ChosenOutputs": "read.plan",
         "ProgramCache": "read.program_cache",
         "Reader": "read.reader",
         "Casts": "record.casts",

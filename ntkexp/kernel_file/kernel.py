@@ -27,7 +27,7 @@ from ntkexp.data.base import Data, Split
 from ntkexp.experiment.experiment import Experiment
 from ntkexp.experiment.identity import code_digests
 from ntkexp.experiment.problem import draw_network
-from ntkexp.kernel import Outputs
+from ntkexp.kernel import ChosenOutputs
 from ntkexp.kernel.read.plan import selected_outputs
 from ntkexp.library import tangent_kernel
 from ntkexp.limit.infinite_kernel import BlockSlices, compute
@@ -35,7 +35,7 @@ from ntkexp.limit.network import Network
 from ntkexp.loss import Squared, centred_one_hot
 from ntkexp.mistake import Mistake
 from ntkexp.model.base import LearningTask, ScaledOutput
-from ntkexp.model.functional import load_tensors
+from ntkexp.model.functional import load_tensors, weights_of
 from ntkexp.path.budget import SECONDS_PER_WORK
 from ntkexp.records.atomic import Damaged
 from ntkexp.records.folder import results_version
@@ -106,8 +106,8 @@ class AbstractKernel(ABC):
     @abstractmethod
     def blocks(
         self,
-        left: Float[Tensor, "query *shape"],
-        right: Float[Tensor, "train *shape"] | None = None,
+        left: Float[Tensor, " query *shape"],
+        right: Float[Tensor, " train *shape"] | None = None,
     ) -> Blocks:
         """Return the kernels between the points `left` and `right`.
 
@@ -125,7 +125,7 @@ class AbstractKernel(ABC):
         return {field.name: getattr(self, field.name) for field in own_fields}
 
     @cached_property
-    def inputs(self) -> Float[Tensor, "point *shape"]:
+    def inputs(self) -> Float[Tensor, " point *shape"]:
         inputs = torch.cat([split.inputs for split in splits_of(self.data).values()])
         return inputs.to(self.experiment.device, getattr(torch, self.experiment.dtype))
 
@@ -236,7 +236,7 @@ class EmpiricalKernel(AbstractKernel):
 
     seeds: tuple[int, ...] = ()
     """The seeds of the untrained networks."""
-    chosen_outputs: Outputs = "all"
+    chosen_outputs: ChosenOutputs = "all"
     """The outputs of the kernel: all, a selection, or the trace over outputs, which
     counts as a single output."""
     weights: str = ""
@@ -268,9 +268,10 @@ class EmpiricalKernel(AbstractKernel):
             return tuple(modules), {"seeds": list(self.seeds)}
         module = draw_network(self.experiment, self.data, self.width)
         try:
-            saved = load_tensors(Path(self.weights), self.experiment.device)[
+            state = load_tensors(Path(self.weights), self.experiment.device)[
                 self.weights_at
             ]
+            saved = {name: state[name] for name in weights_of(module)}
             module.load_state_dict(saved, strict=False)
         except (LookupError, RuntimeError, TypeError, AttributeError) as error:
             raise Damaged(

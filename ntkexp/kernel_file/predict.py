@@ -26,8 +26,10 @@ from ntkexp.closed_form import (
     Kernels,
     Learned,
     Posterior,
+    best_ridge,
     calibration_error,
     conjugate_gradients,
+    divergence,
     factorise,
     folds,
     held_out,
@@ -35,7 +37,6 @@ from ntkexp.closed_form import (
     modes_of,
     probabilities,
     refuse_negative,
-    ridges,
 )
 from ntkexp.component import Component
 from ntkexp.config.choices import Choices
@@ -224,23 +225,6 @@ class PredictionSettings:
             return {name: DescentGain(self.step_size / examples, self.steps)}
         return {f"t={short(time)}": FlowGain(time / examples) for time in self.times}
 
-    def divergence(self, kernel: str, largest: float, examples: int) -> str | None:
-        """Return a warning if gradient descent diverges, else None.
-
-        `largest` is the largest eigenvalue of the kernel matrix with the ridge. Steps of
-        size η on the mean loss of N examples diverge if η λ_max / N > 2.
-
-        >>> PredictionSettings(steps=9, step_size=5.0).divergence("ntk", 4.0, 8)
-        'ntk: gradient descent diverges with steps of 5; take steps below 4, which is 2N/λ_max'
-        >>> PredictionSettings(steps=9, step_size=4.0).divergence("ntk", 4.0, 8)
-        """
-        if self.step_size is None or self.step_size * largest <= 2 * examples:
-            return None
-        return (
-            f"{kernel}: gradient descent diverges with steps of {short(self.step_size)}; "
-            f"take steps below {short(2 * examples / largest)}, which is 2N/λ_max"
-        )
-
     @property
     def is_plain(self) -> bool:
         """True if one linear system suffices: t = ∞, one ridge,
@@ -395,18 +379,15 @@ def solve_by_modes(
         entries.train, settings.folds or entries.train, entries.matrix.layout.outputs
     )
 
-    def validation_error(ridge: float) -> float:
-        return float((held_out(modes, ridge, targets, parts) - targets).square().sum())
-
     ridge = settings.ridge
     if ridge is None:
-        ridge = min(ridges(matrix), key=validation_error)
+        ridge = best_ridge([matrix], [modes], [targets], parts)
     left_out = None
     if settings.ridge is None or settings.folds is not None:
         left_out = held_out(modes, ridge, targets, parts)
     name = f"{int((modes.values > 0).sum())} of {len(modes.values)} modes"
     largest = float(modes.values[-1]) + ridge
-    warning = settings.divergence(kernel, largest, entries.train)
+    warning = divergence(settings.step_size, largest, entries.train)
     for when, gain in settings.gains(entries.train).items():
         learned = modes.at(gain, ridge)
         doubled = modes.at(gain.doubled, ridge)

@@ -373,8 +373,8 @@ class Sum(nn.Module):
         self.shortcut = shortcut
 
     def forward(
-        self, x: Float[Tensor, "example *shape"]
-    ) -> Float[Tensor, "example *shape_"]:
+        self, x: Float[Tensor, " example *shape"]
+    ) -> Float[Tensor, " example *shape_"]:
         total: Tensor = self.branch(x) + self.shortcut(x)
         return total
 
@@ -469,8 +469,8 @@ class SideBySide(nn.ModuleList):
     """Several modules whose outputs are concatenated along the channels."""
 
     def forward(
-        self, x: Float[Tensor, "example *shape"]
-    ) -> Float[Tensor, "example *shape_"]:
+        self, x: Float[Tensor, " example *shape"]
+    ) -> Float[Tensor, " example *shape_"]:
         return torch.cat([branch(x) for branch in self], dim=1)
 
 

@@ -48,7 +48,7 @@ CHECKED_VARIANCES = 9
 
 def interpolated(
     function: Function, q: Float[Tensor, "*q"]
-) -> Float[Tensor, "term *q"]:
+) -> Float[Tensor, " term *q"]:
     """Evaluate a function at many variances q, if possible by a Chebyshev interpolation
     in √q.
 

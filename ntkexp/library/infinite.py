@@ -9,8 +9,10 @@ import math
 from collections.abc import Iterator
 from typing import Any, Literal, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from jaxtyping import Float, Shaped
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ntkexp.capacity import MemoryBudget
@@ -20,6 +22,7 @@ from ntkexp.layer.affine import Parametrisation
 from ntkexp.layer.base import build
 from ntkexp.layer.sequential import Scales, read_sequential
 from ntkexp.layer.spec import Spec, parse_layers
+from ntkexp.library.module import as_tensor
 from ntkexp.library.tangent_object import TangentKernel
 from ntkexp.limit import infinite_kernel as limit
 from ntkexp.limit.infinite_kernel import Engine, InfiniteKernels
@@ -54,8 +57,8 @@ class EstimatedKernels(InfiniteKernels):
 @full_precision()
 def infinite_kernel(
     spec: Spec | nn.Module,
-    x1: Shaped[Tensor, "..."],
-    x2: Shaped[Tensor, "..."] | None = None,
+    x1: Shaped[Tensor, "..."] | NDArray[Any],
+    x2: Shaped[Tensor, "..."] | NDArray[Any] | None = None,
     *,
     W_std: float | None = None,
     b_std: float | None = None,
@@ -84,8 +87,9 @@ def infinite_kernel(
     Args:
         spec: a list of layers, each a mapping `{"layer": NAME, …}` or a layer of
             `ntkexp.layer`; such a list as JSON; or an `nn.Sequential`.
-        x1 (tensor [example, feature] or [example, channel, pixel, …]): the examples.
-        x2 (tensor, or None): other examples. Without them, the examples of `x1` are
+        x1 (tensor or array [example, feature] or [example, channel, pixel, …]): the
+            examples.
+        x2 (tensor, array, or None): other examples. Without them, the examples of `x1` are
             paired with each other, and the correlation of an example with itself is
             exactly 1.
         W_std: the scale of the weights in all layers of an `nn.Sequential`.
@@ -102,8 +106,8 @@ def infinite_kernel(
         threads: the number of CPU threads. By default, all.
 
     Returns:
-        The kernels `nngp` and `ntk`, [n1, n2] each. With Monte Carlo, the attribute `error` holds
-        the standard errors of both.
+        The kernels `nngp` and `ntk`, tensors [n1, n2] in the dtype of the examples. With Monte
+        Carlo, the attribute `error` holds the standard errors of both.
 
     Raises:
         Mistake: if a layer has no closed form, or if the engine does not support it.
@@ -120,6 +124,10 @@ def infinite_kernel(
     if not isinstance(method, str) or method not in METHODS:
         raise Mistake(f"method={in_short(method)} is none of {', '.join(METHODS)}")
     budget = MemoryBudget.of_gb(memory_gb)
+    if isinstance(x1, np.ndarray):
+        x1 = as_tensor(x1, "x1")
+    if isinstance(x2, np.ndarray):
+        x2 = as_tensor(x2, "x2")
     limit.refuse_unfit(x1, x2)
     refuse_rounded_products({"x1": x1})
     scales: dict[str, Any] = {

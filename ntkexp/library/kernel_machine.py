@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
+from warnings import warn
 
 import numpy as np
 import torch
@@ -22,6 +23,9 @@ from ntkexp.closed_form import (
     Kernels,
     Modes,
     Posterior,
+    best_ridge,
+    divergence,
+    folds,
     modes_of,
 )
 from ntkexp.component import MAX_STEPS
@@ -50,6 +54,7 @@ class LearnedMachine:
     eigendecomposition (modes) of K, and the coefficients a = g(K + ridge) (y − f_0)."""
 
     x: Any
+    ridge: float
     form: Form
     modes: Sequence[Modes]
     coefficients: Sequence[Float[Tensor, "entry column"]]
@@ -79,7 +84,10 @@ class KernelMachine:
             [n1, n2, C] or [n1, C, n2, C]. With "precomputed", `fit` and `predict` take
             matrices of these shapes in place of examples. The trace of a
             `TangentKernel` is divided by the number C of columns of y.
-        ridge: the ridge, which is added to the eigenvalues.
+        ridge (number or "best"): the ridge, which is added to the eigenvalues. With
+            "best", `fit` chooses it from a grid by leave-one-out cross-validation of
+            kernel ridge regression, as `ntkexp kernel predict --ridge=best` does. Then
+            `machine.fitted.ridge` is the ridge.
         time: t, the time of gradient flow.
         steps: k, the number of steps of gradient descent.
         step_size: η, the step size (learning rate) of gradient descent.
@@ -102,7 +110,7 @@ class KernelMachine:
         self,
         kernel: Kernel | Literal["precomputed"],
         *,
-        ridge: float = 0.0,
+        ridge: float | Literal["best"] = 0.0,
         time: float = math.inf,
         steps: int | None = None,
         step_size: float | None = None,
@@ -128,7 +136,11 @@ class KernelMachine:
         self.kernel = kernel
         self.start = start
         self.classes = bool(checked_count("classes", classes, 0, 1))
-        self.ridge = checked_number("ridge", ridge)
+        self.ridge: float | Literal["best"] = "best"
+        if not isinstance(ridge, str):
+            self.ridge = checked_number("ridge", ridge)
+        elif ridge != "best":
+            raise Mistake(f"ridge={in_short(ridge)}: give a number ≥ 0, or 'best'")
         self.time = checked_number("time", time, most=math.inf)
         if (steps is None) != (step_size is None) or (
             steps is not None and self.time != math.inf
@@ -145,7 +157,7 @@ class KernelMachine:
         self.fitted: LearnedMachine | None = None
 
     def fit(self, x: Examples, y: Any) -> KernelMachine:
-        """Train on examples.
+        """Train on examples. Warn if gradient descent with these steps diverges.
 
         Args:
             x: the examples, or with "precomputed" the kernel matrix of all pairs.
@@ -173,18 +185,28 @@ class KernelMachine:
         residual = targets - self.outputs_at_start(x, count, width)
         gain = self.gain(count)
         modes = [positive(modes_of(symmetric(matrix))) for matrix in matrices]
+        rights = split(residual, form)
+        ridge = self.ridge
+        if ridge == "best":
+            left_out = folds(count, count, entries // count)
+            ridge = best_ridge(matrices, modes, rights, left_out)
         coefficients = [
-            modes_of_matrix.at(gain, self.ridge)(right)
-            for modes_of_matrix, right in zip(modes, split(residual, form), strict=True)
+            modes_of_matrix.at(gain, ridge)(right)
+            for modes_of_matrix, right in zip(modes, rights, strict=True)
         ]
         if not all(column.isfinite().all() for column in coefficients):
             raise Mistake(
                 "training with this kernel diverges: its coefficients are not finite; take "
                 "smaller steps"
             )
+        largest = max(float(modes_of_matrix.values[-1]) for modes_of_matrix in modes)
+        remark = divergence(self.step_size, largest + ridge, count)
+        if remark is not None:
+            warn(remark, stacklevel=2)
         is_vector = self.classes or np.ndim(y) == 1
         self.fitted = LearnedMachine(
             x,
+            ridge,
             form,
             modes,
             coefficients,
@@ -262,7 +284,7 @@ class KernelMachine:
             )
         (modes,) = machine.modes
         gain = self.gain(len(machine.targets))
-        gain_map = modes.at(gain, self.ridge)
+        gain_map = modes.at(gain, machine.ridge)
         width = machine.targets.shape[1]
         _, (cross,) = self.matrices(x, machine.x, width)
         points, examples = cross.shape
@@ -271,7 +293,7 @@ class KernelMachine:
         prior_variance = prior_kernel.diagonal()
         if nngp is None:
             variance = Posterior(
-                cross, gain_map, modes.at(gain.doubled, self.ridge)
+                cross, gain_map, modes.at(gain.doubled, machine.ridge)
             ).variance(prior_variance)
         else:
             start = Kernels(

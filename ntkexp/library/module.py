@@ -6,10 +6,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import wraps
 from inspect import signature
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 from warnings import warn
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -112,6 +113,14 @@ def is_plain(tensor: Tensor) -> bool:
     )
 
 
+def as_tensor(array: np.ndarray[Any, Any], name: str) -> Tensor:
+    """Convert an array of numbers to a tensor. Raise for other arrays."""
+    if array.dtype.kind not in "biuf":
+        raise Mistake(f"{name} is an array of {array.dtype}; give one of numbers")
+    # torch takes no arrays with negative strides, such as x[::-1]
+    return torch.as_tensor(np.ascontiguousarray(array))
+
+
 def refuse_unfit(inputs: object, name: str) -> None:
     """Raise if there is no example, or if a tensor
     of the inputs is not a plain array of numbers.
@@ -202,7 +211,7 @@ def refuse_failing(
             ) from error
 
 
-def finite(kernel: Float[Tensor, "query *kernel"]) -> Float[Tensor, "query *kernel"]:
+def finite(kernel: Float[Tensor, " query *kernel"]) -> Float[Tensor, " query *kernel"]:
     """Return the kernel, or raise if an entry is not finite."""
     if not kernel.sum().isfinite() and not kernel.isfinite().all():
         raise Mistake(

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ntkexp.kernel import Casts, Closure, Jacobian, Outputs, Reader, Tape, columns
+from ntkexp.kernel import Casts, ChosenOutputs, Closure, Jacobian, Reader, Tape, columns
 from ntkexp.kernel.read.sketched import batches
 from ntkexp.kernel.record.independence import refuse_dependence
 from ntkexp.kernel.record.products import full_precision, refuse_rounded_products
@@ -65,7 +65,7 @@ def secant_kernel(
     train: Inputs,
     *,
     output: str | int | None = None,
-    outputs: Outputs = "all",
+    outputs: ChosenOutputs = "all",
     casts: Casts = "keep",
 ) -> Float[Tensor, "query out train out_"]:
     """Return the secant kernel K̄(x, x′) = J̄(x) J(x′)ᵀ.
@@ -140,8 +140,8 @@ MAX_STEP_SIZE = 1e100
 @full_precision()
 def finite_step_kernel(
     module: nn.Module,
-    x1: Float[Tensor, "query *shape"],
-    x2: Float[Tensor, "train *shape"],
+    x1: Float[Tensor, " query *shape"],
+    x2: Float[Tensor, " train *shape"],
     step_size: float,
     *,
     weights: Mapping[str, Tensor] | None = None,
@@ -199,7 +199,7 @@ def finite_step_kernel(
 @full_precision()
 def ascend(
     module: nn.Module,
-    point: Float[Tensor, "one *shape"],
+    point: Float[Tensor, " one *shape"],
     steps: int,
     step_size: float,
     *,
@@ -234,7 +234,7 @@ def start_of(module: nn.Module, weights: Mapping[str, Tensor] | None) -> Weights
 
 
 def gradients(
-    function: Function, weights: Weights, x: Float[Tensor, "one *shape"]
+    function: Function, weights: Weights, x: Float[Tensor, " one *shape"]
 ) -> list[Weights]:
     """Return the gradient of each output at one point.
     Raise if no output depends on trained weights."""

@@ -22,7 +22,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ntkexp.kernel import Casts, Jacobian, NoRule, Outputs, Reader, Tape, gram
+from ntkexp.kernel import Casts, ChosenOutputs, Jacobian, NoRule, Reader, Tape, gram
 from ntkexp.kernel.features.gram import trace
 from ntkexp.kernel.features.jacobian import with_merged_uses
 from ntkexp.kernel.read.plan import chunks, selected_outputs, threads_for, work
@@ -77,7 +77,7 @@ def refuse_large(
 # --- The kernel from assembled Jacobians
 
 
-OutputMode: TypeAlias = Outputs | Literal["diagonal"]
+OutputMode: TypeAlias = ChosenOutputs | Literal["diagonal"]
 """The entries [out, out_] of each block: all, those of some outputs, the trace,
 or the diagonal."""
 
@@ -115,7 +115,7 @@ class JacobianSide(Protocol):
 
 
 def kernel(
-    left: JacobianSide, right: JacobianSide, outputs: Outputs
+    left: JacobianSide, right: JacobianSide, outputs: ChosenOutputs
 ) -> Float[Tensor, "query out train out_"]:
     """Return the kernel for all pairs of the chosen outputs, or its trace,
     computed in chunks of outputs."""
@@ -251,7 +251,7 @@ def sketched_tangent(
             "outputs, or leave out sketch="
         )
     recorded_outputs = reader.record(weights, part(as_inputs(x1), slice(0, 2))).outputs
-    chosen = selected_outputs(cast(Outputs, outputs), recorded_outputs.shape[1])
+    chosen = selected_outputs(cast(ChosenOutputs, outputs), recorded_outputs.shape[1])
     if x2 is not None:
         refuse_unlike_outputs(
             recorded_outputs.shape[1],
@@ -296,7 +296,7 @@ def tangent_kernel(
     outputs: OutputMode = "all",
     casts: Casts = "keep",
     sketch: None = None,
-) -> Float[Tensor, "query *kernel"]: ...
+) -> Float[Tensor, " query *kernel"]: ...
 
 
 @overload
@@ -327,7 +327,7 @@ def tangent_kernel(
     casts: Casts = "keep",
     sketch: int | None = None,
     seed: int = 0,
-) -> Float[Tensor, "query *kernel"] | SketchedKernel:
+) -> Float[Tensor, " query *kernel"] | SketchedKernel:
     """Return the tangent kernel K(θ; x, x′) = J(θ; x) J(θ; x′)ᵀ, summed over the
     parameters that require gradients.
 
@@ -389,7 +389,7 @@ def tangent_kernel(
     right = left if x2 is None else batches(reader, all_weights, x2)
     refuse_sides(left, right, outputs)
 
-    def read(part_of_outputs: Outputs) -> Float[Tensor, "query out train out_"]:
+    def read(part_of_outputs: ChosenOutputs) -> Float[Tensor, "query out train out_"]:
         if part_of_outputs != "trace":
             kernel_in_chunks = tangent_in_chunks(
                 reader,

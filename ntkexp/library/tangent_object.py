@@ -26,7 +26,7 @@ from ntkexp.kernel import Casts
 from ntkexp.kernel.read.reader import kernel_bytes
 from ntkexp.kernel.record.products import full_precision
 from ntkexp.kernel.record.tape import as_inputs, examples, part, tensors
-from ntkexp.library.module import named, of_module, reader_of, refuse_unfit
+from ntkexp.library.module import as_tensor, named, of_module, reader_of, refuse_unfit
 from ntkexp.library.tangent import MODES, refuse_large, tangent_kernel
 from ntkexp.mistake import Mistake, first_line, in_short, nearest
 from ntkexp.shapes import Inputs
@@ -141,7 +141,7 @@ class TangentKernel:
     @full_precision()
     def matrix(
         self, left: Inputs, right: Inputs | None
-    ) -> Float[Tensor, "query *kernel"]:
+    ) -> Float[Tensor, " query *kernel"]:
         """Return the kernel, block by block. If `right` is None,
         mirror the blocks above the diagonal."""
         columns_inputs = left if right is None else right
@@ -175,7 +175,7 @@ class TangentKernel:
 
     def empty(
         self, block: Tensor, counts: tuple[int, int]
-    ) -> Float[Tensor, "query *kernel"]:
+    ) -> Float[Tensor, " query *kernel"]:
         """Allocate the kernel, or raise if it exceeds the memory."""
         shape = list(block.shape)
         shape[0] = counts[0]
@@ -189,7 +189,7 @@ class TangentKernel:
 
     def block(
         self, left: Inputs, right: Inputs | None
-    ) -> Float[Tensor, "query *kernel"]:
+    ) -> Float[Tensor, " query *kernel"]:
         kernel = tangent_kernel(
             self.module,
             left,
@@ -208,8 +208,8 @@ class TangentKernel:
         )
 
     def transposed(
-        self, block: Float[Tensor, "query *kernel"]
-    ) -> Float[Tensor, "train *kernel"]:
+        self, block: Float[Tensor, " query *kernel"]
+    ) -> Float[Tensor, " train *kernel"]:
         """Return the block K(x′, x), given K(x, x′)."""
         return (
             block.permute(2, 3, 0, 1)
@@ -233,8 +233,7 @@ class TangentKernel:
     def converted(self, array: np.ndarray[Any, Any], name: str) -> Tensor:
         """Convert an array to a tensor on the weights' device. Convert floating-point
         arrays to the dtype of the weights."""
-        if array.dtype.kind not in "biuf":
-            raise Mistake(f"{name} is an array of {array.dtype}; give one of numbers")
+        values = as_tensor(array, name)
         if array.ndim < 2:
             raise Mistake(
                 f"{name} is an array of shape {list(array.shape)}; give one [example, …]. "
@@ -242,7 +241,7 @@ class TangentKernel:
                 "there, give kernel='precomputed', and this kernel's matrix)"
             )
         weight = next(iter(self.module.parameters()), torch.empty(0))
-        tensor = torch.as_tensor(array, device=weight.device)
+        tensor = values.to(weight.device)
         if tensor.is_floating_point() and weight.is_floating_point():
             return tensor.to(weight.dtype)
         return tensor

@@ -156,8 +156,8 @@ def block_slices(
 def compute(
     net: Network,
     place: BlockSlices,
-    x1: Float[Tensor, "row *shape"],
-    x2: Float[Tensor, "column *shape"] | None = None,
+    x1: Float[Tensor, " row *shape"],
+    x2: Float[Tensor, " column *shape"] | None = None,
     *,
     budget: MemoryBudget = DEFAULT_MEMORY,
     engine: Engine = "auto",
@@ -266,7 +266,9 @@ def refuse_unfit(x1: Tensor, x2: Tensor | None) -> None:
 def refuse_tensor(name: str, x: Tensor) -> None:
     """Raise unless x is a plain floating-point tensor [example, …]."""
     if not isinstance(x, Tensor):
-        raise Mistake(f"{name} is a {type(x).__name__}; give a tensor [example, …]")
+        raise Mistake(
+            f"{name} is a {type(x).__name__}; give a tensor or an array [example, …]"
+        )
     if x.is_nested or x.layout is not torch.strided or x.is_meta or x.is_quantized:
         raise Mistake(
             f"{name} is nested, sparse, quantized or without numbers; give a plain tensor "

@@ -87,7 +87,7 @@ class Network:
         """The work for one pair of examples: pixel pairs times layers."""
         return self.pairs.count * max(1, len(self.layers))
 
-    def side(self, x: Float[Tensor, "example *shape"]) -> Side:
+    def side(self, x: Float[Tensor, " example *shape"]) -> Side:
         """Compute the variances of examples. All pairs with these examples share these
         variances."""
         x = x.reshape(-1, *self.shape)
@@ -104,7 +104,7 @@ class Side:
     """The examples of a block's rows or columns, and their variances at the input of
     each nonlinear layer."""
 
-    x: Float[Tensor, "example *shape"]
+    x: Float[Tensor, " example *shape"]
     variances: Variances
 
     def part(self, rows: slice | Int[Tensor, " row"]) -> Side:

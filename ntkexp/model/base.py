@@ -36,7 +36,7 @@ class LearningTask:
     outputs: int
     vocabulary: int = 0
 
-    def sample(self, examples: int = 2) -> Float[Tensor, "example *shape"]:
+    def sample(self, examples: int = 2) -> Float[Tensor, " example *shape"]:
         """Return artificial examples for a trial run of a network.
 
         >>> LearningTask((3,), 1, vocabulary=4).sample().tolist()
@@ -75,25 +75,25 @@ class ScaledOutput(nn.Module):
         self.alpha = alpha
 
     def terms(
-        self, x: Float[Tensor, "example *shape"]
+        self, x: Float[Tensor, " example *shape"]
     ) -> tuple[Float[Tensor, "example out"], ...]:
         return (self.network(x),)
 
     def trained_terms(
-        self, x: Float[Tensor, "example *shape"]
+        self, x: Float[Tensor, " example *shape"]
     ) -> tuple[Float[Tensor, "example out"], ...]:
         """Return the terms that depend on trained weights."""
         return self.terms(x)
 
     def forward(
-        self, x: Float[Tensor, "example *shape"]
+        self, x: Float[Tensor, " example *shape"]
     ) -> Float[Tensor, "example out"]:
         first, *rest = self.terms(x)
         total = sum(rest, start=first)
         return total if self.alpha == 1 else self.alpha * total
 
     def sizes(
-        self, weights: Weights, x: Float[Tensor, "example *shape"]
+        self, weights: Weights, x: Float[Tensor, " example *shape"]
     ) -> Float[Tensor, "term example"]:
         """Return the scaled norm α‖term‖ of each trained term and example. The rounding
         error of the outputs is proportional to these norms."""
@@ -111,7 +111,7 @@ class TrainedTerms(nn.Module):
         self.reading = reading
 
     def forward(
-        self, x: Float[Tensor, "example *shape"]
+        self, x: Float[Tensor, " example *shape"]
     ) -> tuple[Float[Tensor, "example out"], ...]:
         return self.reading.trained_terms(x)
 
@@ -125,7 +125,7 @@ class Antisymmetric(ScaledOutput):
         self.mirror = copy_network(network, "antisymmetric")
 
     def terms(
-        self, x: Float[Tensor, "example *shape"]
+        self, x: Float[Tensor, " example *shape"]
     ) -> tuple[Float[Tensor, "example out"], ...]:
         return (self.network(x), -self.mirror(x))
 
@@ -139,12 +139,12 @@ class Centred(ScaledOutput):
         self.origin = copy_network(network, "centred").requires_grad_(False)
 
     def terms(
-        self, x: Float[Tensor, "example *shape"]
+        self, x: Float[Tensor, " example *shape"]
     ) -> tuple[Float[Tensor, "example out"], ...]:
         return (self.network(x), -self.origin(x))
 
     def trained_terms(
-        self, x: Float[Tensor, "example *shape"]
+        self, x: Float[Tensor, " example *shape"]
     ) -> tuple[Float[Tensor, "example out"], ...]:
         return (self.network(x),)
 

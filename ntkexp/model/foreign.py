@@ -43,13 +43,13 @@ class Adapted(nn.Module):
         self.module, self.tokens = module, tokens
 
     def forward(
-        self, x: Float[Tensor, "example *shape"]
+        self, x: Float[Tensor, " example *shape"]
     ) -> Float[Tensor, "example out"]:
         outputs = self.module_output(x)
         assert isinstance(outputs, Tensor)  # checked by refuse_unfit
         return outputs[:, None] if outputs.dim() == 1 else outputs
 
-    def module_output(self, x: Float[Tensor, "example *shape"]) -> object:
+    def module_output(self, x: Float[Tensor, " example *shape"]) -> object:
         """Return the output of the foreign module, of any type."""
         with default_dtype(x.dtype):
             return self.module(x.long() if self.tokens else x)

@@ -271,7 +271,7 @@ class DenseByRow(nn.Module):
         self.dense = dense
 
     def forward(
-        self, x: Float[Tensor, "example *shape"]
+        self, x: Float[Tensor, " example *shape"]
     ) -> Float[Tensor, "example position width"]:
         return at_each_position(
             self.dense, x.reshape(len(x), *rows_of_example(x.shape[1:]))

@@ -135,7 +135,7 @@ class Patches(nn.Module):
         self.positions = nn.Parameter(normal(generator, count, model.width))
 
     def forward(
-        self, x: Float[Tensor, "example *shape"]
+        self, x: Float[Tensor, " example *shape"]
     ) -> Float[Tensor, "example position width"]:
         return at_each_position(self.dense, cut_patches(x, self.side)) + self.positions
 
@@ -233,7 +233,7 @@ def fitting_patch(patch: int, shape: Shape) -> int:
 
 
 def cut_patches(
-    x: Float[Tensor, "example *shape"], side: int
+    x: Float[Tensor, " example *shape"], side: int
 ) -> Float[Tensor, "example position size"]:
     """Cut images into square patches, row by row,
     and other inputs into single features.

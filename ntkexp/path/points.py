@@ -41,7 +41,7 @@ class Points:
     """
 
     reader: Reader
-    inputs: Float[Tensor, "point *shape"]
+    inputs: Float[Tensor, " point *shape"]
     # the targets, if the explained measure needs them
     targets: Float[Tensor, "point out"] | None = None
     train: int

@@ -82,7 +82,7 @@ class Rerun(TrainingRecipe):
 
     function: Function
     start: Weights
-    inputs: Float[Tensor, "train *shape"]
+    inputs: Float[Tensor, " train *shape"]
     length: int
     budget: MemoryBudget = DEFAULT_MEMORY
     # True if the mean is over the remaining examples of the batch only
@@ -353,7 +353,7 @@ class RerunAt(AbstractRetraining):
     `outs` at the points `inputs`."""
 
     rerun: Rerun
-    inputs: Float[Tensor, "point *shape"]
+    inputs: Float[Tensor, " point *shape"]
     outs: Sequence[int] | None = None  # indices of the outputs; None means all
     # final weights of the original run, if available
     end: Float[Tensor, " weight"] | None = None
@@ -533,7 +533,7 @@ GRADIENTS_AT_ONCE = 16
 def breakdown_between(
     rerun: Rerun,
     weight: Pair,
-    inputs: Float[Tensor, "point *shape"],
+    inputs: Float[Tensor, " point *shape"],
     chosen: Int[Tensor, "chosen 2"],
     folder: Path,
     progress: AbstractProgress,

@@ -26,6 +26,9 @@ class Example:
     shown: NDArray[np.generic]  # pixels, tokens or features
     # for an example of a followed loop: its words or first features; otherwise None
     text: str | None = None
+    # for a text of a followed loop: the ids or words of its tokens, padded to the
+    # longest text with −1 or empty words; otherwise None
+    tokens: NDArray[np.generic] | None = None
     # training phase, counted from 1; None if the data have no phases
     phase: int | None = None
 
@@ -68,9 +71,9 @@ def example(run: Run, split: str, number: int) -> Example:
             if f"{split}_text" in run.data
             else None
         )
-        return named_example(
-            number, str(run.data[f"{split}_name"][number]), shown, words
-        )
+        name = str(run.data[f"{split}_name"][number])
+        tokens = run.data.get(f"{split}_tokens", run.data[f"{split}_shown"])[number]
+        return named_example(number, name, shown, words, tokens)
     target = run.data[f"{split}_target"][number]
     phase = phase_of(run, split, number)
     if len(run.data["classes"]):
@@ -81,7 +84,11 @@ def example(run: Run, split: str, number: int) -> Example:
 
 
 def named_example(
-    number: int, name: str, shown: NDArray[np.generic], words: str | None
+    number: int,
+    name: str,
+    shown: NDArray[np.generic],
+    words: str | None,
+    tokens: NDArray[np.generic] | None = None,
 ) -> Example:
     """Return an example of a followed loop. Its text is `words`.
 
@@ -94,7 +101,7 @@ def named_example(
         text += " …" if text and len(shown) > MAX_SHOWN_NUMBERS else ""
     else:
         text = ""
-    return Example(number, shown_name(numbered(number, name)), shown, text)
+    return Example(number, shown_name(numbered(number, name)), shown, text, tokens)
 
 
 def example_on_axis(run: Run, axis: str, place: int) -> Example:

@@ -197,6 +197,7 @@ def explain_one(run: Run, split: str, number: int, rule: str) -> Explanation:
         effects, is_actual, warning = known.credible_at(query, out)
 
     times = halfway(run, parts)
+    shown = partial(example, run, "train")
     return explanation_of(
         parts,
         contributions,
@@ -208,14 +209,12 @@ def explain_one(run: Run, split: str, number: int, rule: str) -> Explanation:
         out=out,
         output=output_name(run, out, len(end), phase_of(run, split, number)),
         rule=rule,
-        parts=parts_of_examples(
-            contributions, times, effects, partial(example, run, "train")
-        ),
+        parts=parts_of_examples(contributions, times, effects, shown),
         left_out_is_actual=is_actual,
         warning=warning,
         predicted=predicted_class(run, end, phase_of(run, split, number)),
         sharing=sharing(run, out, len(end)),
-        positions=position_parts(run, parts),
+        positions=position_parts(parts, shown),
     )
 
 

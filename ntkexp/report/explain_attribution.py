@@ -12,7 +12,7 @@ from ntkexp.records.contributions import CONTRIBUTION, DIMS, EFFECT, HALF_BY
 from ntkexp.report.examples import Example, named_example
 from ntkexp.report.explain import Explanation, explanation_of, parts_of_examples
 from ntkexp.report.outputs import output_index, output_names, refuse_query
-from ntkexp.report.parts import OutputParts
+from ntkexp.report.parts import OutputParts, position_parts
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -71,6 +71,7 @@ def explain_attribution(
         output=output_name(arrays, column),
         rule="secant",
         parts=parts_of_examples(contributions, times, effects, shown),
+        positions=position_parts(parts, shown),
     )
 
 

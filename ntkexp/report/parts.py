@@ -8,6 +8,7 @@ component and token.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -31,7 +32,7 @@ from ntkexp.records.contributions import (
     STATISTICS,
 )
 from ntkexp.records.results import RETRACED
-from ntkexp.report.examples import example
+from ntkexp.report.examples import Example
 from ntkexp.report.run import Run, blocks
 from ntkexp.report.tables import (
     Column,
@@ -363,38 +364,42 @@ class PositionPart:
     added: float
 
 
-def position_parts(run: Run, parts: OutputParts) -> tuple[PositionPart, ...]:
-    """Return the part of each position, text by text. Return ()
-    if the run has no positions."""
+def position_parts(
+    parts: OutputParts, shown: Callable[[int], Example]
+) -> tuple[PositionPart, ...]:
+    """Return the part of each position, text by text. Return () if there are no
+    positions.
+
+    `shown` returns a training text, given its index."""
     by_position = parts.read(BY_POSITION)  # [example, position]
     if by_position is None:
         return ()
-    tokens = tokens_of(run, *by_position.shape)
-    texts = [example(run, "train", place) for place in range(len(by_position))]
-    names = [text.name if text.text else f"#{text.index}" for text in texts]
-    return tuple(
-        PositionPart(
-            place, names[place], position, tokens[place][position], float(added)
-        )
-        for (place, position), added in np.ndenumerate(by_position)
-        if added or tokens[place][position]
-    )
+    found = list[PositionPart]()
+    for place, added in enumerate(by_position):
+        text = shown(place)
+        name = text.name if text.text else f"#{text.index}"
+        tokens = token_names(text, len(added))
+        found += [
+            PositionPart(
+                place, name, position, tokens[position], float(added[position])
+            )
+            for position in range(len(added))
+            if added[position] or tokens[position]
+        ]
+    return tuple(found)
 
 
-def tokens_of(run: Run, examples: int, positions: int) -> list[list[str]]:
-    """Return the tokens of each text as words or token ids.
+def token_names(text: Example, positions: int) -> list[str]:
+    """Return the tokens of a text as words or token ids.
 
-    Return empty strings if the inputs are not integer arrays [example, position].
+    Return empty strings unless there is a token for each position.
     """
-    numbers = run.data["train_shown"]
-    words = run.data.get("train_tokens")
-    if numbers.shape != (examples, positions) or not np.issubdtype(
-        numbers.dtype, np.integer
-    ):
-        return [[""] * positions] * examples
-    if words is not None:
-        return [[printable(str(word)) for word in row] for row in words]
-    return [["" if number < 0 else str(number) for number in row] for row in numbers]
+    tokens = text.tokens
+    if tokens is None or tokens.shape != (positions,) or tokens.dtype.kind not in "iuU":
+        return [""] * positions
+    if tokens.dtype.kind == "U":
+        return [printable(str(word)) for word in tokens]
+    return ["" if number < 0 else str(number) for number in tokens.tolist()]
 
 
 def tabulate_positions(positions: tuple[PositionPart, ...]) -> Table:

@@ -183,7 +183,7 @@ class Validation:
         )
         sentences = [
             f"LDS: rank correlation of predicted with actual outputs of "
-            f"{counted(trainings, 'training')} without {counted(size, 'example')} of "
+            f"{counted(trainings, 'training')} without {counted(size, 'random example')} of "
             f"{examples}{seeds}, averaged over queries; 95 % interval over queries and trainings"
         ]
         if self.top is not None:

@@ -18,13 +18,14 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from ntkexp.capacity import require_disk
 from ntkexp.experiment.experiment import Experiment
 from ntkexp.experiment.identity import identity
 from ntkexp.machine.base import PathKernel, Prediction
 from ntkexp.mistake import Mistake
+from ntkexp.model.functional import named_members
 from ntkexp.on_disk import RowsOfArray
 from ntkexp.path.integrals import ComponentSums, StepTotals
 from ntkexp.path.points import NetworkView
@@ -166,8 +167,9 @@ def write_outcome(folder: RunFolder, setting: Setting, outcome: Outcome) -> None
     write_predictions(path / "predictions.zarr", predictions)
 
     write_results(path / "results.csv", outcome.results)
+    problem = setting.problem
     with being_written(path / "weights.pt") as file:
-        torch.save(end_weights(setting.problem.weights, outcome.weights), file)
+        torch.save(state_dicts(problem.module, problem.weights, outcome.weights), file)
 
 
 def write_kernels(path: Path, setting: Setting, outcome: Outcome) -> None:
@@ -213,14 +215,29 @@ def write_contributions_of_run(path: Path, setting: Setting, outcome: Outcome) -
             write_leave_out(path / STORE, outcome.effects.check)
 
 
-def end_weights(start: Weights, end: Weights) -> dict[str, Weights]:
-    """Return the weights before and after training,
-    with identical string objects as names.
+def state_dicts(module: nn.Module, start: Weights, end: Weights) -> dict[str, Weights]:
+    """Return the state dicts of the network before and after training, with identical
+    string objects as names. The trained weights come first.
 
     pickle writes a string object once, and later refers to it. After a resumption,
     equal names may be different objects, and pickle would write them twice. The bytes
     of the file would then depend on interruptions of the run."""
-    return {"start": start, "end": {name: end[name] for name in start}}
+    starts = dict(start)
+    ends = {name: end[name] for name in start}
+    # frozen parameters, buffers, and further names of shared weights
+    first_names: dict[Tensor, str] = {
+        weight: name for name, weight in module.named_parameters()
+    }
+    stored = module.state_dict()
+    for name, value in named_members(module, all_names=True):
+        constant = value.detach()
+        # a file with subclasses of tensors cannot be loaded without running code
+        if name in start or name not in stored or type(constant) is not Tensor:
+            continue
+        first_name = first_names.get(value, name)
+        starts[name] = starts.get(first_name, constant)
+        ends[name] = ends.get(first_name, constant)
+    return {"start": starts, "end": ends}
 
 
 def contributions_by_rule(

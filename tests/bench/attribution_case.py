@@ -91,7 +91,7 @@ class Case:
         return replace(self.rerun, start=weights_of(module), seed=seed)
 
     @property
-    def read(self) -> Float[Tensor, "point *shape"]:
+    def read(self) -> Float[Tensor, " point *shape"]:
         """The points where F is read."""
         return self.problem.inputs[self.size.train :]
 

@@ -258,6 +258,10 @@ SCRIPTS = {
     "link": '<a href="https://example.org">x</a>',
     "image": '<image href="https://example.org/x.png"/>',
     "use": '<use xlink:href="https://example.org/x.svg#y"/>',
+    "metadata": (
+        '<metadata><cc:script xmlns:cc="http://www.w3.org/2000/svg" xmlns:rdf="http://www.w3.org/1999/xlink" '
+        'rdf:href="https://example.org/x.js"/></metadata>'
+    ),
     "style": "<style>@import url(https://example.org/x.css);</style>",
     "fill": '<path style="fill: url(https://example.org/x.svg#y)"/>',
 }
@@ -269,7 +273,7 @@ def pictures_and_page() -> Iterator[Any]:
             f"picture-{name}", replace_text, "tiny/picture.svg", "</svg>", f"{words}</svg>", reason="picture.svg"
         )
     yield case("picture-sheet", replace_text, "tiny/picture.svg", "<svg", '<?xml-stylesheet href="x.css"?><svg')
-    yield case("picture-empty", replace_file, "tiny/picture.svg", b"", reason="is not an SVG picture")
+    yield case("picture-empty", replace_file, "tiny/picture.svg", b"", reason="is not a plain picture")
     yield case("picture-missing", lambda folder: (folder / "tiny" / "picture.svg").unlink(), reason="picture.svg")
     yield case("page-words", replace_text, PAGE, "refuted", "supported", reason="is not the page of these verdicts")
     yield case("page-less", replace_text, PAGE, "2 claims", "200 claims", reason="is not the page of these verdicts")

@@ -465,6 +465,22 @@ def test_an_exception_in_code_of_the_user_is_one_line(case: str, command: Comman
     check(command("train", *words), f"ntkexp: {file}, line 4, in {function}: {kind}: ", "PYTHONDEVMODE=1")
 
 
+@pytest.mark.parametrize("trusted", ["file", "package", "module"])
+def test_trusted_code_among_installed_packages_is_code_of_the_user(
+    trusted: str, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "site-packages"
+    name = f"installed_{trusted}"
+    package = folder / name if trusted == "package" else folder
+    package.mkdir(parents=True)
+    file = package / ("__init__.py" if trusted == "package" else f"{name}.py")
+    file.write_text(f"{OWN_CODE['a loss'][1]}        1 / 0\n")
+    monkeypatch.syspath_prepend(folder)
+    trust = str(file) if trusted == "file" else name
+    ended = command("train", f"loss._target_={name}.Own", f"--trust={trust}", f"--out={tmp_path}/o", *TINY)
+    check(ended, f"ntkexp: {file}, line 4, in value: ZeroDivisionError: ", "PYTHONDEVMODE=1")
+
+
 def test_a_bug_keeps_its_traceback_below_code_of_the_user(command: Command, tmp_path: Path) -> None:
     _, words = write_own(tmp_path, "a loss", "import ntkexp.text; return ntkexp.text.short('no number')")
     with pytest.raises(TypeError):

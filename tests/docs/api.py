@@ -63,7 +63,7 @@ ALIASES = {
     "Measure": "function (outputs, call) → tensor or dict",
     "Output": "str, int or None",
     "OutputMode": "'all', 'trace', 'diagonal', or list of int",
-    "Outputs": "'all', 'trace', or list of int",
+    "ChosenOutputs": "'all', 'trace', or list of int",
     "Parametrisation": "'standard' or 'ntk'",
     "Sequence[AbstractOptimizerRule]": "list of rules",
     "Sequence[int]": "list of int",

@@ -14,6 +14,7 @@ from torch.nn import functional
 import ntkexp
 from ntkexp.foreign_loop.cross_entropy import Logits
 from ntkexp.foreign_loop.example_names import SeenCall
+from ntkexp.kernel.record.recorder import DispatchMode
 from ntkexp.mistake import Mistake
 from ntkexp.report.scores import Attribution
 
@@ -75,6 +76,28 @@ def test_targets_and_weights_give_every_bit_or_are_not_used(loss: Loss, dtype: t
     found = held.compressed(gradient)
     assert (found is not None) == (loss in COMPACT)
     assert found is None or torch.equal(found.at(outputs), gradient)
+
+
+class Backwards(DispatchMode):
+    """Counts the gradients of `log_softmax`."""
+
+    count = 0
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += operation is torch.ops.aten._log_softmax_backward_data.default
+        return operation(*args, **kwargs or {})
+
+
+@pytest.mark.parametrize("spread", [1.0, 30.0])
+@pytest.mark.parametrize("loss", [smooth, with_penalty])
+def test_other_losses_are_recognised_by_one_comparison(loss: Loss, spread: float) -> None:
+    outputs = (spread * torch.randn(TEXTS, LENGTH, WORDS).double()).requires_grad_()
+    held = Logits.of(outputs)
+    assert held is not None
+    (gradient,) = torch.autograd.grad(loss(outputs, torch.randint(WORDS, outputs.shape[:2])), outputs)
+    with Backwards() as backwards:
+        assert held.compressed(gradient) is None
+    assert backwards.count == 1
 
 
 def test_a_single_other_bit_is_not_lost() -> None:

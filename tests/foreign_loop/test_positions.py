@@ -23,6 +23,7 @@ from ntkexp.mistake import Mistake
 from ntkexp.report.explain import explain, format_explanation
 from ntkexp.report.page.build import texts_view
 from ntkexp.report.parts import shaded_texts, tabulate_positions
+from ntkexp.report.scores import Attribution
 from ntkexp.report.tables import json_rows
 from tests.foreign_loop.loops import WORDS, Language, apart, fitted, followed, loop, parts_of, plain, sgd
 
@@ -192,6 +193,12 @@ def test_explanations_show_positions(kept: tuple[Trace, xr.Dataset]) -> None:
     added = found["by_position"].isel(query=1, out=0, example=most).to_numpy()
     assert max(range(len(tokens)), key=lambda k: tokens[k].percent) == int(np.abs(added).argmax())
     assert len(texts_view(explanation)) == 7
+    # the attribution shows the same; without `decode`, it shows the ids of the tokens
+    assert isinstance(found, Attribution)
+    assert found.explain(1).positions == explanation.positions
+    ids = trained(dropout=0.3, parts=2).attribute(positions=True, quiet=True).explain(1).positions
+    words = {part.token for part in explanation.positions}
+    assert {"abcd<&g"[int(part.token)] if part.token else "" for part in ids} == words
 
 
 def test_outputs_without_positions_are_refused() -> None:

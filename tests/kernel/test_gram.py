@@ -16,7 +16,7 @@ from ntkexp.kernel.features.blocks import Block, Copies, Factored, Rows
 from ntkexp.kernel.features.cancellation import term_sizes
 from ntkexp.kernel.features.gram import MIN_STRIP_ROWS, double_sum, gram, sizes, trace
 from ntkexp.kernel.features.jacobian import Assembly, Jacobian, merge_uses, with_merged_uses
-from ntkexp.kernel.read.plan import Outputs, chunks, selected_outputs
+from ntkexp.kernel.read.plan import ChosenOutputs, chunks, selected_outputs
 from ntkexp.kernel.read.sketched import BatchedJacobian, Batches, batches, even_slices, kernel_by_groups
 from ntkexp.kernel.secant.uses import View
 from ntkexp.library import reader_of, secant_kernel, tangent_kernel
@@ -223,7 +223,7 @@ def test_blocks_of_a_thousand_outputs_that_do_not_fit_are_refused_before_they_ar
         ([], (r"outputs=\[\]",)),
     ],
 )
-def test_outputs_that_do_not_exist_are_refused(outputs: Outputs | str, words: tuple[str, ...]) -> None:
+def test_outputs_that_do_not_exist_are_refused(outputs: ChosenOutputs | str, words: tuple[str, ...]) -> None:
     with refused(*words):
         selected_outputs(outputs, 2)
 
@@ -241,7 +241,7 @@ def test_a_caller_without_gradients_gets_the_same(name: str) -> None:
 
 @pytest.mark.sample(9)
 @pytest.mark.parametrize(("name", "outputs"), [*zip([*KINDS, *DENSE, *ROUTED], cycle(("all", "trace")))])
-def test_batches_change_only_rounding(name: str, outputs: Outputs) -> None:
+def test_batches_change_only_rounding(name: str, outputs: ChosenOutputs) -> None:
     given = routed(name) if name in ROUTED else known(name).given
     reader, own = reader_of(given.module)
     side = Batches(reader, own, given.x, even_slices(5, 2), reader.record(own, given.x[:2]))

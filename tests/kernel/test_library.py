@@ -11,6 +11,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -309,6 +310,8 @@ CALLS: dict[str, Callable[[], object]] = {
     "W_std that is a word": lambda: infinite_kernel([DENSE | {"W_std": "wide"}], X),
     "inputs whose squares are not numbers": lambda: infinite_kernel(CHAIN, 1e200 * X),
     "sparse inputs": lambda: infinite_kernel(CHAIN, X.to_sparse()),
+    "an array of words": lambda: infinite_kernel(CHAIN, np.array([["a"]])),
+    "an array of integers": lambda: infinite_kernel(CHAIN, np.ones((2, 3), dtype=int)),
     "inputs without numbers": lambda: infinite_kernel(CHAIN, X.to("meta")),
     "seed": lambda: tangent_kernel(NET, X, sketch=8, seed=10**5000),
     "seed of draws": lambda: infinite_kernel(CHAIN, X, method="monte_carlo", seed=10**5000),
@@ -334,6 +337,24 @@ CALLS: dict[str, Callable[[], object]] = {
 def test_arguments_that_cannot_be_are_refused(argument: str) -> None:
     with refused(r"^(?!.*Input should be an instance)"):
         CALLS[argument]()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("method", ["closed_form", "monte_carlo"])
+def test_kernels_of_infinite_width_take_arrays(
+    method: Literal["closed_form", "monte_carlo"], dtype: torch.dtype
+) -> None:
+    """Also those that run backwards in memory. The kernels have the dtype of the examples."""
+
+    def kernels(*inputs: Any) -> tuple[Tensor, Tensor]:
+        return infinite_kernel(CHAIN, *inputs, method=method, samples=2)
+
+    x = X.to(dtype)
+    for found, expected in zip(kernels(x.numpy()), kernels(x), strict=True):
+        assert found.dtype == dtype
+        assert torch.equal(found, expected)
+    for found, expected in zip(kernels(x.numpy()[::-1], x), kernels(x.flip(0), x), strict=True):
+        assert torch.equal(found, expected)
 
 
 def test_sequences_of_other_lengths_have_a_kernel() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -159,6 +160,38 @@ def test_ridge_regression_is_that_of_scikit_learn() -> None:
         np.testing.assert_allclose(found, expected, rtol=0, atol=10 * EPS * condition * abs(expected).max())
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_the_best_ridge_has_the_smallest_leave_one_out_error(mode: Blocks) -> None:
+    """All outputs share the ridge. Without an example, the machine is fitted to the other examples."""
+    x, y, kernel = draw(7, 3), draw(7, 2, seed=2), TangentKernel(network(), mode)
+    machine = KernelMachine(kernel, ridge="best").fit(x, y)
+    assert machine.fitted is not None
+
+    def error(ridge: float) -> float:
+        total = 0.0
+        for k in range(7):
+            others = torch.arange(7) != k
+            predicted = KernelMachine(kernel, ridge=ridge).fit(x[others], y[others]).predict(x[[k]])
+            total += float((predicted - y[[k]]).square().sum())
+        return total
+
+    best = machine.fitted.ridge
+    diagonal = torch.einsum("ncnc->nc", tangent_kernel(network(), x)).mean()
+    assert any(best == pytest.approx(float(diagonal) * 10 ** (k / 2)) for k in range(-16, 3))
+    assert error(best) == min(error(best * factor) for factor in (0.1, 10**-0.5, 1, 10**0.5, 10))
+    agree(machine.predict(x), KernelMachine(kernel, ridge=best).fit(x, y).predict(x), 0)
+    assert (machine.deviation(x) > 0).all() if mode == "trace" else machine.fitted.form != "matrix"
+
+
+def test_steps_that_diverge_are_reported() -> None:
+    """At more than 2n/λ_max, which has λ_max = 6.5 here with the ridge."""
+    x, y = draw(6, 3), draw(6)
+    for size, words in ((2 * 6 / 6.5 - 1e-9, None), (2.0, r"diverges with steps of 2; take steps below 1\.8")):
+        machine = KernelMachine(fixed(6, 6), ridge=0.5, steps=3, step_size=size)
+        with nullcontext() if words is None else pytest.warns(UserWarning, match=words):
+            machine.fit(x, y)
+
+
 def test_the_deviation_is_that_of_a_gaussian_process() -> None:
     (x, _, new), y = digits(), draw(40, seed=2).numpy()
     mean, deviation = GaussianProcessRegressor(RBF(), alpha=0.1, optimizer=None).fit(x, y).predict(new, return_std=True)
@@ -284,6 +317,7 @@ def test_queries_and_settings_that_do_not_fit_are_refused() -> None:
         ({"step_size": 0.1}, two_trainings),
         ({"time": 1.0, "steps": 3, "step_size": 0.1}, two_trainings),
         ({"ridge": -1.0}, "ridge=-1.0"),
+        ({"ridge": "bets"}, "ridge='bets': give a number ≥ 0, or 'best'"),
         ({"time": -1.0}, "time=-1.0"),
     ):
         with refused(words):

@@ -25,10 +25,11 @@ from unittest import mock
 import pytest
 import torch
 import yaml
+from torch import nn
 
 from ntkexp.path.budget import RunMemory
 from ntkexp.records.claim import TIMINGS
-from ntkexp.run.folder_listener import end_weights
+from ntkexp.run.folder_listener import state_dicts
 from tests.claim.subject import CLAIM
 from tests.docs.readme import ROOT
 from tests.run.commands import TINY, obey, only_run, promised, started
@@ -110,8 +111,8 @@ def test_files_do_not_tell_whether_names_came_from_a_checkpoint() -> None:
     read = {"".join(list(name)): weight for name, weight in end.items()}
     assert next(iter(read)) is not next(iter(start))
     one, two = BytesIO(), BytesIO()
-    torch.save(end_weights(start, dict(zip(start, end.values(), strict=True))), one)
-    torch.save(end_weights(start, read), two)
+    torch.save(state_dicts(nn.Module(), start, dict(zip(start, end.values(), strict=True))), one)
+    torch.save(state_dicts(nn.Module(), start, read), two)
     assert one.getvalue() == two.getvalue()
 
 

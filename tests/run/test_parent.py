@@ -9,11 +9,14 @@ from textwrap import dedent
 
 import numpy as np
 import pytest
+import torch
+from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 
 from ntkexp.cli.main import run as run_command
 from ntkexp.experiment.identity import identity
 from ntkexp.experiment.problem import draw_problem
 from ntkexp.mistake import Mistake
+from ntkexp.model.foreign import Adapted
 from ntkexp.report.loaded_run import LoadedRun, load_run
 from tests.run.commands import promised
 from tests.run.small import execute_in, small
@@ -158,3 +161,46 @@ def test_a_child_has_the_constants_of_its_parent(name: str, tmp_path: Path) -> N
         return
     with pytest.raises(Mistake, match=r"1\.weight is not trained, and depends on the seed; use seed=0, the parent's"):
         draw_problem(child)
+
+
+WHOLE = dedent("""
+    import torch
+    from torch import nn
+
+    class Net(nn.Sequential):
+        def __init__(self, outputs, width):
+            layers = nn.Linear(64, width), nn.BatchNorm1d(width), nn.Linear(width, width), nn.Linear(width, width)
+            super().__init__(nn.Flatten(), *layers, nn.ReLU(), nn.Linear(width, outputs))
+            self[1].requires_grad_(False)
+            self[4].weight = self[3].weight
+            self.register_buffer("mask", torch.eye(width) > 0)
+            self.register_buffer("computed", torch.eye(width), persistent=False)
+
+    def build(shape, outputs, width, seed):
+        torch.manual_seed(seed)
+        return Net(outputs, width)
+""")
+
+
+def test_weights_are_whole_state_dicts(tmp_path: Path) -> None:
+    """With frozen parameters, buffers and both names of a shared weight. A child and a kernel take the trained ones."""
+    file = tmp_path / "whole_net.py"
+    file.write_text(WHOLE, encoding="utf-8")
+    words = (*TINY, "path.record=[outputs]", "model=module", f"model.path={file}:build", "ladder.machine=[]")
+    trust = [str(file)]
+    run = load_run(execute_in(tmp_path, small(*words, trust=trust), words))
+    problem = draw_problem(small(*words, trust=trust))
+    adapted = problem.module.network
+    assert isinstance(adapted, Adapted)
+    module = adapted.module
+    for moment, step in (("start", 0), ("end", 6)):
+        state = torch.load(run.path / "weights.pt")[moment]
+        consume_prefix_in_state_dict_if_present(state, "network.module.")
+        module.load_state_dict(state)
+        outputs = module(problem.inputs).detach().numpy()
+        np.testing.assert_allclose(run.outputs_at(step), outputs, rtol=1e-12)
+        child = draw_problem(small(*words, f"init.parent={run.path}@{step}", trust=trust))
+        for name, weight in child.weights.items():
+            assert torch.equal(weight, state[name.removeprefix("network.module.")])
+    out = f"--out={tmp_path / 'kernel.zarr'}"
+    assert run_command(["kernel", "tangent", f"--run={run.path}", f"--trust={file}", out, "--quiet"]) == 0

@@ -526,8 +526,8 @@ class ConvolutionalAccuracy(AbstractTrial):
 
 def train_outputs(
     module: nn.Module,
-    x: Float[Tensor, "train *shape"],
-    new: Float[Tensor, "test *shape"],
+    x: Float[Tensor, " train *shape"],
+    new: Float[Tensor, " test *shape"],
     y: Float[Tensor, "train class"],
     step_size: float,
     steps: int,

@@ -88,7 +88,7 @@ class ScaledDescent:
     weights by more than the fraction `stride` of their norm, η is reduced."""
 
     scaled: ScaledFunction
-    inputs: Float[Tensor, "train *shape"]
+    inputs: Float[Tensor, " train *shape"]
     targets: Float[Tensor, "train out"]
     # weights → λ_max, the largest eigenvalue of the tangent kernel of g
     largest: Callable[[Weights], float]
@@ -142,7 +142,7 @@ def length(parts: Iterable[Tensor]) -> Float[Tensor, ""]:
 class LearnedTask:
     """Inputs with scalar targets."""
 
-    inputs: Float[Tensor, "train *shape"]
+    inputs: Float[Tensor, " train *shape"]
     targets: Float[Tensor, " train"]
 
 
@@ -588,7 +588,7 @@ class LateGeneralising(NetworkTrial):
     def moments(
         self,
         scaled: ScaledFunction,
-        x: Float[Tensor, "train *shape"],
+        x: Float[Tensor, " train *shape"],
         y: Float[Tensor, "train out"],
     ) -> Iterator[Moment]:
         """Train, and yield the time, weights and outputs before each step."""

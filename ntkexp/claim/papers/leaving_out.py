@@ -53,12 +53,12 @@ class Retraining:
         return self.setting.problem.train
 
     @property
-    def others(self) -> Float[Tensor, "point *shape"]:
+    def others(self) -> Float[Tensor, " point *shape"]:
         """The points outside the training set."""
         return self.setting.problem.inputs[self.train :]
 
     @property
-    def shown(self) -> Float[Tensor, "point *shape"]:
+    def shown(self) -> Float[Tensor, " point *shape"]:
         """The points outside the training set, before standardisation."""
         problem = self.setting.problem
         splits = {"query": problem.data.query, "test": problem.data.test}

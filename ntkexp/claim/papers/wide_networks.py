@@ -113,7 +113,7 @@ class AbstractEnsembles(NetworkTrial):
     networks: Count
 
     def ensembles(
-        self, x: Float[Tensor, "point *shape"], seed: int
+        self, x: Float[Tensor, " point *shape"], seed: int
     ) -> Iterator[tuple[int, list[ScaledOutput]]]:
         """Yield each width with its untrained networks, for inputs like `x`."""
         task = LearningTask(tuple(x.shape[1:]), 1)
@@ -128,7 +128,7 @@ class AbstractEnsembles(NetworkTrial):
             )
 
     def limit_kernels(
-        self, x: Float[Tensor, "point *shape"], threads: int | None = None
+        self, x: Float[Tensor, " point *shape"], threads: int | None = None
     ) -> KernelBlock:
         """Compute the kernels at infinite width between the points."""
         network = self.model.limit(self.init, LearningTask(tuple(x.shape[1:]), 1))

@@ -116,7 +116,7 @@ def pull(
 def pull_at_once(
     output: Float[Tensor, "*shape"],
     taps: list[Tensor],
-    mixtures: Float[Tensor, "mixture *shape"],
+    mixtures: Float[Tensor, " mixture *shape"],
 ) -> list[Float[Tensor, "mixture ..."]]:
     """Return ∂f/∂tap for all mixtures (weighted sums of outputs), by one
     back-propagation under `vmap`."""

@@ -32,7 +32,7 @@ from ntkexp.mistake import Mistake, in_short
 # bytes of gradients that are computed at once; more are not faster
 OUTPUT_GRADIENT_BYTES = 0.5e9
 
-Outputs: TypeAlias = Literal["all", "trace"] | Sequence[int]
+ChosenOutputs: TypeAlias = Literal["all", "trace"] | Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Mixtures:
         return select_outputs(self.numbers, self.chosen)
 
 
-def selected_outputs(outputs: Outputs | str, count: int) -> Sequence[int]:
+def selected_outputs(outputs: ChosenOutputs | str, count: int) -> Sequence[int]:
     """Return the indices of the outputs that the user selected. Raise Mistake if
     `outputs` is invalid."""
     if isinstance(outputs, str):

@@ -1,14 +1,4 @@
-"""The pictures of a page: inline SVG with links to their data.
-
-A run folder may come from an untrusted source, and its pictures become part of the
-page. So only elements, attributes and values that plots need are allowed. Scripts,
-links, forms, animations and references to other files are rejected.
-
->>> refuse_other('<svg><g id="a"><path d="M 0 1" style="fill: #ff0000; clip-path: url(#a)"/></g></svg>')
->>> refuse_other("<svg><a href='https://elsewhere'/></svg>")
-Traceback (most recent call last):
-ntkexp.mistake.Mistake: it is not a plain picture: it has <a>
-"""
+"""The pictures of a page: inline SVG with links to their data."""
 
 from __future__ import annotations
 
@@ -21,85 +11,17 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from urllib.parse import quote
-from xml.parsers import expat
 
 from markupsafe import Markup
 
 from ntkexp.mistake import Mistake
 from ntkexp.records.atomic import write_atomically
 from ntkexp.records.folder import RunFolder, own_command
+from ntkexp.report.page.plain_svg import refuse_other
 from ntkexp.report.plots.rendering import Picture, svg
 from ntkexp.report.plots.style import ON_DARK, ON_LIGHT, PALE
 from ntkexp.report.run import Run
 from ntkexp.report.tables import format_csv
-
-ELEMENTS = frozenset({
-    *("svg", "g", "defs", "clipPath", "use", "image", "text", "tspan", "title"),
-    *("path", "rect", "circle", "ellipse", "line", "polyline", "polygon"),
-})  # fmt: skip
-REFERENCE = r"url\(#[\w.-]+\)"
-PROPERTY = r"(?:fill|stroke|font)[a-z-]*|opacity|clip-path|text-anchor|(?:shape|image)-rendering|white-space"
-STYLE = (
-    rf"\s*+(?:(?:{PROPERTY})\s*+:\s*+(?:{REFERENCE}\s*+|[\w\s#.,%'+-]++)(?:;\s*+|$))*+"
-)
-NUMBERS = r"(?!.*url)[\w\s.,%#()+-]*+"
-GEOMETRY = (
-    *("x", "y", "x1", "x2", "y1", "y2", "cx", "cy", "r", "rx", "ry"),
-    *("d", "points", "transform", "width", "height"),
-)
-PRESENTATION = (
-    "viewBox",
-    "version",
-    "preserveAspectRatio",
-    "xml:space",
-    "text-anchor",
-    "opacity",
-    "fill",
-    "stroke",
-)
-ATTRIBUTES = {
-    name: re.compile(NUMBERS, re.I | re.S) for name in (*GEOMETRY, *PRESENTATION)
-} | {
-    "id": re.compile(r"[\w.-]+"),
-    "style": re.compile(STYLE),
-    "clip-path": re.compile(REFERENCE),
-    "href": re.compile(r"#[\w.-]+"),
-    "xlink:href": re.compile(r"#[\w.-]+"),
-    "xmlns": re.compile(r"http://www\.w3\.org/2000/svg"),
-    "xmlns:xlink": re.compile(r"http://www\.w3\.org/1999/xlink"),
-}
-"""A regular expression for the allowed values of each allowed attribute."""
-
-PIXELS = re.compile(r"data:image/png;base64,[\w+/=\s]*")
-
-
-def refuse_other(svg: str) -> None:
-    """Raise if an SVG is not well-formed, or contains something that is not allowed."""
-
-    def refuse_element(name: str, attributes: dict[str, str]) -> None:
-        if name not in ELEMENTS:
-            raise Mistake(f"it is not a plain picture: it has <{name}>")
-        for key, value in attributes.items():
-            allowed = (
-                PIXELS
-                if name == "image" and key.endswith("href")
-                else ATTRIBUTES.get(key)
-            )
-            if allowed is None or not allowed.fullmatch(value):
-                raise Mistake(f"it is not a plain picture: it has {key}={value[:40]!r}")
-
-    if "<!" in svg or "<?" in svg:
-        raise Mistake("it is not a plain picture: it has a declaration")
-    parser = expat.ParserCreate()
-    parser.StartElementHandler = refuse_element
-    try:
-        parser.Parse(svg, True)
-    except expat.ExpatError as error:
-        reason = expat.errors.messages[error.code]
-        raise Mistake(
-            f"it is not a plain picture: it has what no XML has, {reason}"
-        ) from None
-
 
 # --- Inline SVG: make ids unique, and use the colours and font of the page.
 

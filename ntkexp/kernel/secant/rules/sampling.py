@@ -167,10 +167,10 @@ class PixelWeight:
     coordinate of the place."""
 
     # the index of the pixel along each axis
-    pixels: tuple[Int[Tensor, "example *places"], ...]
-    start: Float[Tensor, "example *places"]
-    end: Float[Tensor, "example *places"]
-    slopes: tuple[Float[Tensor, "example *places"], ...]
+    pixels: tuple[Int[Tensor, " example *places"], ...]
+    start: Float[Tensor, " example *places"]
+    end: Float[Tensor, " example *places"]
+    slopes: tuple[Float[Tensor, " example *places"], ...]
 
     def times(self, other: PixelWeight) -> PixelWeight:
         """Return the product, by the product rule Δ(ab) = Δa·b̄ + ā·Δb."""
