@@ -52,7 +52,7 @@ from ntkexp.config.plain_yaml import as_yaml, read_yaml, refuse_reference_growth
 from ntkexp.experiment.experiment import Experiment
 from ntkexp.mistake import (
     HIDDEN,
-    SHORTEST,
+    MIN_HIDDEN_LETTERS,
     HydraSetting,
     Mistake,
     first_line,
@@ -440,7 +440,11 @@ def of_environment(name: str, *default: Any) -> Any:
             "because a value may be a secret, and results store it; write the value itself"
         )
     value = oc.env(name, *default)
-    if isinstance(value, str) and len(value) >= SHORTEST and name in os.environ:
+    if (
+        isinstance(value, str)
+        and len(value) >= MIN_HIDDEN_LETTERS
+        and name in os.environ
+    ):
         HIDDEN[value] = f"${{oc.env:{without_secrets(name)}}}"
     return value
 

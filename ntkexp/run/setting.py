@@ -433,7 +433,7 @@ def setting_of(survey: Survey) -> Setting:
         phases=phases,
     )
     # rounding errors are proportional to the terms that add up to the outputs
-    sizes = problem.module.sizes(
+    sizes = problem.module.term_norms(
         problem.weights, problem.inputs[domain.attributed]
     ).norm(dim=1)
     if survey.measured is not None:
