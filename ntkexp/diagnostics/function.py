@@ -8,7 +8,7 @@ from pydantic import field_validator
 
 from ntkexp.diagnostics.base import AbstractDiagnostic, Measured, TrainingState
 from ntkexp.mistake import Mistake
-from ntkexp.model.foreign import files_imported, as_mistake
+from ntkexp.model.foreign import as_mistake, files_imported
 from ntkexp.model.user_function import FunctionInFile
 
 

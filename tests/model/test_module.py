@@ -49,7 +49,7 @@ UNFIT = {
     "build = 3": r"build is a int, and a function is expected",
     "build = nn.Linear(64, 1)": r"build is a module, whose weights the seed cannot draw",
     "async def build(): ...": r"build is async; write `def` in place of `async def`",
-    "def build(hidden): ...": r"needs an argument 'hidden', which is none of shape, outputs, width, seed, vocabulary; give it a",
+    "def build(hidden): ...": r"needs an argument 'hidden', which is none of shape, outputs, width, seed, vocabulary",
     "def build(): ...": r"returns a NoneType; let it return an nn\.Module",
     built("nn.Linear(1, 'one')"): r":build, line 5: TypeError",
     built("nn.Flatten()"): r"nothing to train: it has no parameters",
