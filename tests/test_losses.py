@@ -132,7 +132,7 @@ class ZeroOrOne(Squared):
 
 
 class Turned(Squared):
-    """The smallest target is that of the class."""
+    """A loss whose smallest target is at the class."""
 
     def encode(self, labels: Tensor, classes: int) -> Tensor:
         return -super().encode(labels, classes)

@@ -87,7 +87,7 @@ def test_predictions_are_written_and_shown(file: Path, command: Command, tmp_pat
 
 
 def test_steps_that_diverge_are_reported(file: Path, command: Command, tmp_path: Path) -> None:
-    """At twice the largest stable step size. At half of it, nothing is said."""
+    """Twice the largest stable step size causes a warning, and half of it does not."""
     steps = ("kernel", "predict", str(file), "--steps=50", "--quiet", f"--out={tmp_path}")
     said = command(*steps, "--step-size=1e6").err
     reported = re.findall(r"ntkexp: (\w+): gradient descent diverges with steps of 1\.0e6; take .* below (\S+),", said)

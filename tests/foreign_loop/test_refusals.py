@@ -101,7 +101,7 @@ def second_stage(*, first_trains: slice = slice(None), together: bool = False) -
     return trace
 
 
-# --- Gradients of two losses, which the loop combines by itself.
+# --- Gradients of two losses, which the loop combines.
 
 
 def two_losses(given: Loop, batch: Tensor) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""A child begins where its parent was, wherever the parent is stored, and only with the parent's network."""
+"""A child begins with the weights of its parent, wherever the parent is stored, and only with the same network."""
 
 from __future__ import annotations
 
