@@ -267,7 +267,9 @@ def read_yaml(file: Path) -> dict[str, Any]:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise yaml_mistake(error, file) from None
     if not isinstance(tree, dict | None):
-        raise Mistake(f"{file} holds no KEY: VALUE lines; write such as 'width: 64'")
+        raise Mistake(
+            f"{file} holds no KEY: VALUE lines; write, for example, 'width: 64'"
+        )
     return tree or {}
 
 

@@ -81,7 +81,7 @@ def fit(
 
 
 class Net(nn.Module):
-    """A model of some parts, and its forward pass as a function of them and of the inputs."""
+    """A model with named parts. Its forward pass is a function of the parts and the inputs."""
 
     def __init__(self, forward: Callable[..., Any], **parts: nn.Module | nn.Parameter) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ def sequences(count: int = 6) -> Tensor:
 
 
 def graphs(count: int = 5) -> tuple[Tensor, Tensor]:
-    """Nodes [graph, node, feature] and adjacency [graph, node, node]."""
+    """Draw nodes [graph, node, feature] and adjacency [graph, node, node]."""
     return torch.randn(count, 4, 3), (torch.rand(count, 4, 4) < 0.5).to(torch.get_default_dtype())
 
 
@@ -146,7 +146,7 @@ def supervised(
 
 
 def first(outputs: Tensor, call: object) -> Tensor:
-    """A measure: the first number of each example."""
+    """Return the first number of each example, as a measure."""
     return outputs[:, 0, 0]
 
 
@@ -459,7 +459,7 @@ def gumbel() -> nn.Module:
 
 
 def seen_twice(model: nn.Module, x: Tensor) -> list[Any]:
-    """The outputs of two noisy views."""
+    """Return the outputs of two noisy views."""
     return [model(x + 0.1 * torch.randn_like(x)) for _ in range(2)]
 
 
@@ -526,7 +526,7 @@ def both_ways(outputs: tuple[Tensor, Tensor], place: Tensor) -> Tensor:
 
 
 def chosen(log_p: Tensor, action: Tensor) -> Tensor:
-    """The numbers of these actions."""
+    """Select the numbers of these actions."""
     return log_p.gather(1, action[:, None])[:, 0]
 
 
@@ -582,7 +582,7 @@ def preferences() -> Attribution:
 
 
 def slope_of(model: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
-    """The inputs, and the derivative of the outputs by them."""
+    """Return the inputs, and the derivatives of the outputs with respect to the inputs."""
     x = x.clone().requires_grad_()
     return x, torch.autograd.grad(model(x).sum(), x, create_graph=True)[0]
 
@@ -624,7 +624,7 @@ def meta_learning() -> Attribution:
 
 
 def graph_network(*, whole: bool) -> nn.Module:
-    """Outputs of nodes, or their mean over the graph."""
+    """Return outputs of nodes, or their mean over the graph."""
 
     def forward(net: Any, x: Tensor, adjacency: Tensor) -> Any:
         nodes = adjacency @ net.second((adjacency @ net.first(x)).relu())

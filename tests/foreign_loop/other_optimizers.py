@@ -1,4 +1,4 @@
-"""Optimizers that people copy into their programs. They are known by the names of their classes."""
+"""Optimizers that users copy into their programs. Rules recognise them by the names of their classes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor, optim
 
 
 class SignSGD(optim.Optimizer):
-    """Signs of the gradient, or of its running mean."""
+    """Steps along the signs of the gradient, or of its running mean."""
 
     def __init__(self, params: Any, lr: float = 0.01, momentum: float = 0.0, weight_decay: float = 0.0) -> None:
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
