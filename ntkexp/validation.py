@@ -721,16 +721,7 @@ def validated(
             )
     every_top_group = [group for groups in top_groups.values() for group in groups]
     after = outputs_without(case, design, [(), *removals, *every_top_group])
-
-    truth = GroundTruth(
-        left_out=np.array([np.isin(np.arange(count), group) for group in removals]),
-        outputs=np.stack([after[group] for group in removals]).reshape(-1, *shape),
-        whole=after[()].reshape(shape),
-        examples=case.examples,
-        query=case.query,
-        identity=case.identity,
-        fresh=design.fresh,
-    )
+    truth = ground_truth(case, design, removals, after)
     outputs = truth.outputs.reshape(len(removals), -1)
 
     # the harm of a removal is the decrease of the explained output, or its increase if
@@ -757,6 +748,27 @@ def validated(
         metasmoothness=metasmoothness(case.subject.training),
         lower_is_better=lower_is_better,
         doubts=() if design.fresh else doubts_of(case.whole, truth),
+    )
+
+
+def ground_truth(
+    case: ValidationCase,
+    design: Design,
+    removals: Sequence[tuple[int, ...]],
+    after: Mapping[tuple[int, ...], Outputs],
+) -> GroundTruth:
+    """Return the outputs after the removals, and after the training with all examples,
+    as arrays [point, out]."""
+    shape = case.whole.shape
+    indices = np.arange(len(case.examples))
+    return GroundTruth(
+        left_out=np.array([np.isin(indices, group) for group in removals]),
+        outputs=np.stack([after[group] for group in removals]).reshape(-1, *shape),
+        whole=after[()].reshape(shape),
+        examples=case.examples,
+        query=case.query,
+        identity=case.identity,
+        fresh=design.fresh,
     )
 
 

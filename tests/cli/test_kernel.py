@@ -217,7 +217,8 @@ def test_a_job_without_time_for_a_tile_is_refused() -> None:
     engine = choose("slurm:cluster=local", None)
     engine.refuse_longer(3600.0)
     with pytest.raises(
-        Mistake, match=r"a job ends after time=60 minutes, but first saves its work after about .*; write, for example, time="
+        Mistake,
+        match=r"a job ends after time=60 minutes, but first saves its work after about .*; write, for example, time=",
     ):
         engine.refuse_longer(3601.0)
 
