@@ -67,7 +67,7 @@ class Loop:
 
 
 def loop(optimizers: Maker, dtype: torch.dtype = torch.float64) -> Loop:
-    """Return a small network, with and without kinks, and its data."""
+    """Return a small network, of a ReLU with a kink and a smooth GELU, and its data."""
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 3)).to(dtype)
@@ -85,7 +85,7 @@ def batches() -> Iterator[Tensor]:
 
 def train(given: Loop, body: Body, begin: int = 0, end: int = STEPS, *, evaluates: bool = True) -> None:
     """Take some steps, and evaluate the model after each."""
-    for given.done, batch in zip(range(end), batches()):  # noqa: B905  there is no last batch
+    for given.done, batch in zip(range(end), batches()):  # noqa: B905  batches never end
         if given.done >= begin:
             body(given, batch)
             if evaluates:
@@ -126,7 +126,7 @@ Checkpoint: TypeAlias = tuple[dict[str, Any], list[dict[str, Any]], Tensor]
 
 
 def checkpoint(given: Loop) -> Checkpoint:
-    """A checkpoint as people save it: weights, states of the optimizers, and the generator."""
+    """Return a checkpoint as people save it: weights, states of the optimizers, and the generator."""
     states = [each.state_dict() for each in given.optimizers]
     return deepcopy((given.model.state_dict(), states, torch.get_rng_state()))
 
@@ -236,7 +236,7 @@ def of_timm(name: str, *, together: bool = False, **settings: Any) -> Maker:
     return optimizers
 
 
-def with_adamw(**settings: Any) -> Maker:
+def muon_with_adamw(**settings: Any) -> Maker:
     """Return a maker of Muon for matrices with AdamW for other parameters."""
 
     def optimizers(model: nn.Sequential) -> Optimizers:
@@ -264,8 +264,8 @@ OPTIMIZERS = (
     of(optim.Adafactor, lr=0.01, weight_decay=0.1),
     of(optim.Adafactor, lr=0.1, d=1.5, maximize=True, foreach=True),
     of(optim.Rprop, lr=0.01, maximize=True),
-    with_adamw(lr=0.02),
-    with_adamw(lr=0.02, nesterov=False, weight_decay=0.0, adjust_lr_fn="match_rms_adamw", ns_steps=3),
+    muon_with_adamw(lr=0.02),
+    muon_with_adamw(lr=0.02, nesterov=False, weight_decay=0.0, adjust_lr_fn="match_rms_adamw", ns_steps=3),
     of(optim.SGD, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.1, maximize=True),
     of(optim.Adam, lr=0.01, weight_decay=0.1, maximize=True, foreach=False),
     of(optim.Adam, lr=0.05, betas=(0.5, 0.5), amsgrad=True),
@@ -329,22 +329,22 @@ def attending(net: RandomNet, x: Tensor) -> Tensor:
     return net.read(net[1](mixed.mean((1, 2))).tanh())
 
 
-def forgetting(net: RandomNet, x: Tensor, *, reentrant: bool = True) -> Tensor:
-    """Call the layers with a checkpoint, which computes activations twice with the same masks."""
+def recomputing(net: RandomNet, x: Tensor, *, reentrant: bool = True) -> Tensor:
+    """Call the second layer with a checkpoint, which computes its activations twice, with the same masks."""
 
     def part(hidden: Tensor) -> Tensor:
         return functional.dropout(net[1](hidden.tanh()), 0.4, net.training)
 
     hidden = net[0](x)
-    is_kept = not torch.is_grad_enabled()
-    return net.read(part(hidden) if is_kept else recomputed(part, hidden, use_reentrant=reentrant))
+    needs_gradients = torch.is_grad_enabled()
+    return net.read(recomputed(part, hidden, use_reentrant=reentrant) if needs_gradients else part(hidden))
 
 
-def forgetting_the_other_way(net: RandomNet, x: Tensor) -> Tensor:
-    return forgetting(net, x, reentrant=False)
+def recomputing_without_reentry(net: RandomNet, x: Tensor) -> Tensor:
+    return recomputing(net, x, reentrant=False)
 
 
-def passing_over(net: RandomNet, x: Tensor) -> Tensor:
+def skipping(net: RandomNet, x: Tensor) -> Tensor:
     """Call the layers, and skip one of them in half of the calls."""
     hidden = net[0](x).tanh()
     return net.read(net[1](hidden).tanh() if float(net.noise(1)) > 0.5 else hidden)
@@ -360,11 +360,11 @@ def masked(net: RandomNet, x: Tensor) -> Tensor:
     return net.read(net[0](x).tanh().masked_fill(net.noise(8) < 0.3, 0.0))
 
 
-def selfish(net: RandomNet, x: Tensor) -> Tensor:
+def dropping_after_selu(net: RandomNet, x: Tensor) -> Tensor:
     return net.read(functional.alpha_dropout(functional.selu(net[0](x)), 0.3, net.training))
 
 
-def turned(net: RandomNet, x: Tensor) -> Tensor:
+def transposed(net: RandomNet, x: Tensor) -> Tensor:
     """Call the layers on transposed activations: in memory, features come before examples."""
     hidden: Tensor = net[0](x).t()
     return net.read(functional.dropout(hidden, 0.3, net.training).t().tanh())
@@ -373,13 +373,13 @@ def turned(net: RandomNet, x: Tensor) -> Tensor:
 WAYS: tuple[Way, ...] = (
     dropping,
     attending,
-    turned,
-    passing_over,
+    transposed,
+    skipping,
     noise_added,
     masked,
-    selfish,
-    forgetting,
-    forgetting_the_other_way,
+    dropping_after_selu,
+    recomputing,
+    recomputing_without_reentry,
 )
 
 
@@ -539,7 +539,7 @@ SHARPNESS: tuple[tuple[Maker, Body], ...] = (
     (adamw, by_hand_like_sam),
     (momentum, by_hand_past_the_count),
 )
-"""Loops whose gradients are taken at weights that were moved up, after a first gradient."""
+"""Loops that take a gradient, move the weights along it, and train with the gradient there."""
 
 
 LOOPS: tuple[tuple[Maker, Body], ...] = (
@@ -562,7 +562,7 @@ LOOPS: tuple[tuple[Maker, Body], ...] = (
 
 
 def apart(found: Any, expected: Any) -> float:
-    """Return the largest difference, relative to the largest expected number."""
+    """Return max |found − expected| / max |expected|."""
     ours, theirs = (
         torch.as_tensor(each if isinstance(each, Tensor) else np.asarray(each)) for each in (found, expected)
     )

@@ -54,8 +54,7 @@ def miss_of(found: Attribution) -> float:
     return float(np.linalg.norm(total.to_numpy() - change) / np.linalg.norm(change))
 
 
-def nothing(*_: object) -> None:
-    pass
+def nothing(*_: object) -> None: ...
 
 
 def fit(
@@ -154,6 +153,7 @@ def first(outputs: Tensor, call: object) -> Tensor:
 
 
 def focal_loss(outputs: Tensor, y: Tensor) -> Tensor:
+    """Return the mean of −(1 − p)² log p over the probabilities p of the labels."""
     loss = F.cross_entropy(outputs, y, reduction="none")
     return ((1 - (-loss).exp()).square() * loss).mean()
 
@@ -180,6 +180,7 @@ def mixup() -> Attribution:
 
 
 def pinball(outputs: Tensor, y: Tensor) -> Tensor:
+    """Return the mean of max(τ r, (τ − 1) r) over the quantiles τ, for r = y − f_τ."""
     levels, gap = torch.tensor([0.1, 0.5, 0.9]), y - outputs
     return torch.maximum(levels * gap, (levels - 1) * gap).mean()
 
@@ -194,10 +195,12 @@ def likelihood(outputs: tuple[Tensor, Tensor], y: Tensor) -> Tensor:
 
 
 def cox(outputs: Tensor, _: Tensor) -> Tensor:
+    """Return the mean of log Σ_{j ≤ i} exp f_j − f_i over events i, of which earlier rows live longer."""
     return (outputs.logcumsumexp(0) - outputs).mean()
 
 
 def ranking(score: Tensor, y: Tensor) -> Tensor:
+    """Return the mean of log(1 + exp(−(s_i − s_j) sign(y_i − y_j))) over pairs."""
     return F.softplus(-(score - score.T) * (y - y.T).sign()).mean()
 
 
@@ -349,7 +352,7 @@ def neural_ode() -> Attribution:
 
 
 def low_rank() -> nn.Module:
-    """The optimizer receives the frozen base too."""
+    """Return LoRA: x W₀ᵀ + x Aᵀ Bᵀ. The optimizer receives the frozen W₀ too."""
     base = nn.Linear(3, 8).requires_grad_(False)
     a, b = nn.Parameter(torch.randn(2, 3)), nn.Parameter(torch.zeros(8, 2))
     adapted = Net(lambda net, x: net.base(x) + x @ net.a.T @ net.b.T, base=base, a=a, b=b)
@@ -430,6 +433,8 @@ def diffusion() -> Attribution:
 
 
 def coupling_flow() -> nn.Module:
+    """Return log p(x) + const = −‖z‖²/2 + log |det ∂z/∂x|, for z of the flow (a, b) ↦ (b eˢ + t, a)."""
+
     def forward(net: Any, x: Tensor) -> Any:
         a, b = x.chunk(2, dim=1)
         log_volume = torch.zeros_like(a)
@@ -517,9 +522,9 @@ def two_encoders() -> nn.Module:
     return Net(forward, image=mlp(3, 4), text=mlp(5, 4), scale=nn.Parameter(torch.tensor(1.0)))
 
 
-def both_ways(outputs: tuple[Tensor, Tensor], place: Tensor) -> Tensor:
+def both_ways(outputs: tuple[Tensor, Tensor], partner: Tensor) -> Tensor:
     logits = outputs[0] @ outputs[1].T
-    return (F.cross_entropy(logits, place) + F.cross_entropy(logits.T, place)) / 2
+    return (F.cross_entropy(logits, partner) + F.cross_entropy(logits.T, partner)) / 2
 
 
 # --- Reinforcement learning and preferences

@@ -38,7 +38,7 @@ def data() -> tuple[Tensor, Tensor, Tensor]:
 
 
 def batches(rank: int) -> Iterator[Tensor]:
-    """The examples of a rank in two epochs. The last batches are smaller, and differ in size."""
+    """Yield the examples of a rank in two epochs. The last batches are smaller, and differ in size."""
     for epoch in range(2):
         order = torch.randperm(EXAMPLES, generator=torch.Generator().manual_seed(epoch))
         yield from (each.tensor_split(WORLD)[rank] for each in torch.split(order, BATCH))
@@ -70,8 +70,8 @@ def keep_change(rank: int, folder: Path, change: Tensor) -> None:
         torch.save(change.detach(), folder.with_suffix(".pt"))
 
 
-def plain(rank: int, folder: Path, steps: int = 6, leave: Callable[[int], object] = lambda _: None) -> None:
-    """Follow the wrapper."""
+def plain(rank: int, folder: Path, steps: int = 6, in_step: Callable[[int], object] = lambda _: None) -> None:
+    """Follow the wrapper of the model. `in_step` is called before each step of the optimizer."""
     x, y, queries = data()
     model = DistributedDataParallel(network(), find_unused_parameters=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -80,7 +80,7 @@ def plain(rank: int, folder: Path, steps: int = 6, leave: Callable[[int], object
         for index, batch in zip(range(steps), batches(rank), strict=False):
             optimizer.zero_grad()
             (model(x[batch]) - y[batch]).square().mean().backward()
-            leave(index)
+            in_step(index)
             optimizer.step()
     keep_change(rank, folder, model.module(queries) - before)
 
@@ -120,7 +120,7 @@ def absent(rank: int, folder: Path) -> None:
         optimizer.step()
 
 
-def cut_apart(_: int, folder: Path) -> None:
+def sharded_weights(_: int, folder: Path) -> None:
     """Shard weights over the processes."""
     from torch.distributed.fsdp import fully_shard  # noqa: PLC0415  slow
 
@@ -130,7 +130,7 @@ def cut_apart(_: int, folder: Path) -> None:
         pass
 
 
-def cut_memory(_: int, folder: Path) -> None:
+def sharded_state(_: int, folder: Path) -> None:
     """Shard the state of the optimizer over the processes."""
     from torch.distributed.optim import ZeroRedundancyOptimizer  # noqa: PLC0415  it warns
 
@@ -140,7 +140,7 @@ def cut_memory(_: int, folder: Path) -> None:
         pass
 
 
-SCENES: tuple[Scene, ...] = (accumulated, plain, joined, compressed, absent, cut_apart, cut_memory)
+SCENES: tuple[Scene, ...] = (accumulated, plain, joined, compressed, absent, sharded_weights, sharded_state)
 
 
 def meet(rank: int, folder: Path) -> None:
@@ -165,9 +165,9 @@ def play(rank: int, folder: Path) -> None:
 def die(rank: int, folder: Path) -> None:
     """Kill the second process in its fifth step."""
 
-    def leave(step: int) -> None:
+    def kill_the_second(step: int) -> None:
         if step == 4 and rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
 
     meet(rank, folder)
-    plain(rank, folder / "killed", leave=leave)
+    plain(rank, folder / "killed", in_step=kill_the_second)
