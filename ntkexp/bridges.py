@@ -112,9 +112,8 @@ class FollowedScores:
             return [self.out] * count
         if self.found.sizes["out"] == 1:
             raise Mistake(
-                "out=: the model has one output, which speaks for one class and against another; "
-                "give out=0 if scores are of the output itself, or follow with a measure= of the "
-                "target"
+                "out=: the model has one output for two classes; give out=0 for scores of this "
+                "output, or follow with a measure= that depends on the target"
             )
         if targets is None or len(targets) != count:
             raise Mistake(
@@ -129,7 +128,7 @@ class FollowedScores:
         return [str(name) for name in self.found["example"].to_numpy().tolist()]
 
     @cached_property
-    def query_places(self) -> dict[str, list[int]]:
+    def query_positions(self) -> dict[str, list[int]]:
         """The positions of all queries, by the digest of their values."""
         positions: dict[str, list[int]] = {}
         for position, digest in enumerate(digests(self.queries)):
@@ -139,20 +138,20 @@ class FollowedScores:
     def points(self, data: Inputs) -> list[int]:
         """Return the positions of the queries whose values equal the rows of `data`."""
         wanted = digests(data)
-        missing = [digest for digest in wanted if digest not in self.query_places]
+        missing = [digest for digest in wanted if digest not in self.query_positions]
         if missing:
             raise Mistake(
                 f"{len(missing)} of {counted(len(wanted), 'test point')} are not among the "
-                "queries; follow with queries= that hold all of them, as they are here (dtype and "
-                "preprocessing too)"
+                "queries; follow with queries= that contain all of them, with the same dtype and "
+                "preprocessing"
             )
-        has_repeated = any(len(self.query_places[digest]) > 1 for digest in wanted)
+        has_repeated = any(len(self.query_positions[digest]) > 1 for digest in wanted)
         if MEASURE in self.found.attrs and has_repeated:
             raise Mistake(
                 "queries= holds a row twice, and measure= may differ between the two; leave one of "
                 "them out"
             )
-        return [self.query_places[digest][0] for digest in wanted]
+        return [self.query_positions[digest][0] for digest in wanted]
 
     def training_names(self, dataset: Any) -> list[str]:
         """Return the names of the examples of a data set. These are `examples` if

@@ -248,12 +248,12 @@ def held_out(
     >>> [round(float(value), 12) for value in held_out(modes_of(theta), 0.0, y, folds(2, 2))]
     [2.0, 1.0]
     """
-    # R⁻¹ = inverse_root Vᵀ
-    inverse_root = modes.vectors * FOREVER(modes.values + ridge)
+    # R⁻¹ = V (λ + ridge)⁻¹ Vᵀ
+    scaled_vectors = modes.vectors * FOREVER(modes.values + ridge)
     coefficients = modes.at(FOREVER, ridge)(targets)  # R⁻¹ y
     predicted = torch.empty_like(targets)
     for fold in folds:
-        inverse_block = inverse_root[fold] @ modes.vectors[fold].mH  # (R⁻¹)_FF
+        inverse_block = scaled_vectors[fold] @ modes.vectors[fold].mH  # (R⁻¹)_FF
         predicted[fold] = targets[fold] - torch.linalg.solve(
             inverse_block, coefficients[fold]
         )
@@ -396,11 +396,10 @@ class Posterior:
         mean        K(x, X) (K(X, X) + σ²)⁻¹ y
         covariance  K(x, x′) − K(x, X) (K(X, X) + σ²)⁻¹ K(X, x′)
 
-    `learned` replaces the inverse in the mean, and `twice` replaces the inverse in the
-    covariance. For networks whose readout was trained for a time s, `learned` applies
-    the gain for the time s, and `twice` the gain for the time 2s. If σ² > 0,
-    `covariance` differs from the covariance of trained networks
-    (`Ensemble.covariance`)."""
+    The map `learned` replaces the inverse in the mean, and `twice` the inverse in the
+    covariance. For networks whose readout was trained for a time s, they apply the
+    gains for the times s and 2s. If σ² > 0, `covariance` differs from the covariance of
+    trained networks (`Ensemble.covariance`)."""
 
     cross: Float[Tensor, "point train"]
     learned: Learned
@@ -452,8 +451,8 @@ class Ensemble:
         mean          A y
         covariance    𝒢(x, x′) + A 𝒢(X, X) A′ᵀ − A 𝒢(X, x′) − 𝒢(x, X) A′ᵀ.
 
-    If training changes the readout only, Θ = 𝒢. At t = ∞ without a ridge, mean and
-    covariance are then those of the Gaussian process 𝒢 conditioned on the targets. See
+    If training changes the readout only, Θ = 𝒢. At t = ∞ without a ridge, the outputs
+    are then the Gaussian process with covariance 𝒢, conditioned on the targets. See
     arXiv:1902.06720.
 
     >>> one = torch.ones(1, 1, dtype=torch.float64)

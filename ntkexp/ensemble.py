@@ -18,7 +18,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 
-from ntkexp.closed_form import DescentGain, Ensemble, Kernels, modes_of
+from ntkexp.closed_form import DescentGain, Ensemble, Kernels, Learned, modes_of
 from ntkexp.data.base import Data
 from ntkexp.experiment.experiment import Experiment
 from ntkexp.experiment.problem import draw_network, infinite_kernels
@@ -60,39 +60,37 @@ def problem(experiment: Experiment) -> EnsembleProblem:
     refuse_other(experiment)
     data = experiment.draw()
     encoded = targets(data, experiment.loss)
-    everything = torch.cat(
-        [getattr(data, name).inputs for name in ("train", "query", "test")]
-    )
-    # positions on a line, or on the unit circle
-    flat = everything.flatten(1)
-    if flat.shape[1] == 1:
-        positions = flat[:, 0]
-        axis = "input"
-    elif flat.shape[1] == 2 and bool(
-        ((flat.norm(dim=1) - 1).abs() < NORM_TOLERANCE).all()
-    ):
-        positions = torch.atan2(flat[:, 1], flat[:, 0])
-        axis = "angle"
-    else:
-        raise Mistake(
-            "an ensemble is drawn over one dimension, and the data has inputs of "
-            f"{flat.shape[1]} numbers; choose data=circle, or data=table with one column beside "
-            "the target"
-        )
+    splits = (data.train, data.query, data.test)
+    inputs = torch.cat([split.inputs for split in splits])
+    positions, axis = positions_of(inputs.flatten(1))
     train = len(data.train.inputs)
     order = torch.cat([torch.arange(train), train + positions[train:].argsort()])
     divisor = experiment.loss.divisor(train) / experiment.loss.curvature
     return EnsembleProblem(
-        everything[order], positions[order], encoded[order], train, axis, divisor
+        inputs[order], positions[order], encoded[order], train, axis, divisor
+    )
+
+
+def positions_of(
+    inputs: Float[Tensor, "point feature"],
+) -> tuple[Float[Tensor, " point"], str]:
+    """Return the positions of inputs on a line or on the unit circle, and their label."""
+    features = inputs.shape[1]
+    if features == 1:
+        return inputs[:, 0], "input"
+    is_unit = (inputs.norm(dim=1) - 1).abs() < NORM_TOLERANCE
+    if features == 2 and is_unit.all():
+        return torch.atan2(inputs[:, 1], inputs[:, 0]), "angle"
+    raise Mistake(
+        f"an ensemble needs one-dimensional inputs, and the data has inputs of {features} numbers; "
+        "choose data=circle, or data=table with one column besides the target"
     )
 
 
 def targets(data: Data, loss: AbstractLoss) -> Float[Tensor, "point 1"]:
     """Return the targets of the loss at all points.
     Raise if there are several outputs."""
-    target = torch.cat(
-        [getattr(data, name).target for name in ("train", "query", "test")]
-    )
+    target = torch.cat([data.train.target, data.query.target, data.test.target])
     encoded = loss.targets(target, len(data.classes))
     if encoded.shape[1] != 1:
         raise Mistake(
@@ -112,8 +110,8 @@ def refuse_other(experiment: Experiment) -> None:
         )
     if optimizer.weight_decay or optimizer.clip_norm or optimizer.layers:
         raise Mistake(
-            "the processes describe plain gradient descent; leave out decay, clipping and layers' "
-            "steps"
+            "the processes describe plain gradient descent; leave out weight decay, clipping and "
+            "step sizes of layers"
         )
     steps = experiment.steps
     equal = all(experiment.schedule.factor(step, steps) == 1.0 for step in range(steps))
@@ -174,9 +172,8 @@ class StackedNetworks:
 def stacked(modules: Sequence[nn.Module]) -> StackedNetworks:
     """Stack the weights of modules with the same architecture."""
     weights, buffers = stack_module_state(list(modules))
-    return StackedNetworks(
-        modules[0], {name: weight.detach() for name, weight in weights.items()}, buffers
-    )
+    detached = {name: weight.detach() for name, weight in weights.items()}
+    return StackedNetworks(modules[0], detached, buffers)
 
 
 # --- Training an ensemble of networks with different seeds,
@@ -242,8 +239,7 @@ class EnsembleTraining:
         weights = networks.weights
         inputs = self.inputs[: len(self.targets)]
         trained = list(weights)
-        # train only the last layer, such as net.3.weight and net.3.bias
-        if self.readout:
+        if self.readout:  # only the last layer, such as net.3.weight and net.3.bias
             layer = trained[-1].rpartition(".")[0]
             trained = [name for name in trained if name.rpartition(".")[0] == layer]
         yield networks
@@ -348,12 +344,10 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Reference:
-    """A Gaussian process to which networks are compared, at the compared points.
+    """A Gaussian process that is compared with networks, at the compared points.
     Outputs are expressed in standard deviations of the process."""
 
-    # the kind of networks that the process describes at infinite width; `theory` holds
-    # the mean and covariance of the process
-    process: TrainedNetworks
+    process: TrainedNetworks  # its `theory` is the mean and covariance of the process
     train: int  # number of training examples
     count: int  # number of networks that are compared with the process
 
@@ -370,12 +364,10 @@ class Reference:
     @cached_property
     def correlation(self) -> Float[Tensor, "kept kept"]:
         """The correlation of the process between points, C(x, x′)/σ(x)σ(x′)."""
-        scale = 1 / self.process.theory.deviation[self.where]
-        return (
-            self.process.theory.covariance[self.where][:, self.where]
-            * scale
-            * scale[:, None]
-        )
+        theory = self.process.theory
+        scale = 1 / theory.deviation[self.where]
+        covariance = theory.covariance[self.where][:, self.where]
+        return covariance * scale * scale[:, None]
 
     def errors(
         self, outputs: Float[Tensor, "network point"]
@@ -383,9 +375,8 @@ class Reference:
         """Return the error of each network f in standard deviations of the process:
         (f(x) − μ(x))/σ(x)."""
         theory = self.process.theory
-        return (outputs[:, self.where] - theory.mean[self.where]) / theory.deviation[
-            self.where
-        ]
+        errors = (outputs - theory.mean) / theory.deviation
+        return errors[:, self.where]
 
     def distances(
         self,
@@ -426,13 +417,33 @@ class Reference:
         return torch.cat(parts)
 
     def chance(self, distances: Float[Tensor, "2"]) -> float:
-        """Return the p-value. For both `distances`, of the mean and of the covariance,
-        find the fraction of simulated ensembles with at least this distance. The
-        p-value is twice the smaller fraction."""
+        """Return the p-value `chance` above, for the distances of mean and covariance."""
         if not distances.isfinite().all():
             return math.nan
         farther = (self.drawn >= distances).sum(0)
         return min(1.0, 2 * (1 + int(farther.min())) / (1 + SIMULATED_ENSEMBLES))
+
+
+@dataclass(frozen=True)
+class WideKernels:
+    """The kernels of networks of infinite width, of the function f with its scale α."""
+
+    tangent: Float[Tensor, "point train"]
+    covariance: Float[Tensor, "point train"]  # of the outputs before training
+    covariance_everywhere: Float[Tensor, "point point"]
+
+
+def wide_kernels(
+    experiment: Experiment, inputs: Float[Tensor, " point *shape"], train: int
+) -> WideKernels:
+    """Compute α²Θ(x, X), α²𝒢(x, X), and α²𝒢(x, x′) between all points."""
+    task = LearningTask(tuple(inputs.shape[1:]), 1)
+    network = experiment.model.limit(experiment.init, task)
+    limit = infinite_kernels(network, inputs, train, experiment)
+    everywhere = slice(0, len(inputs))
+    block = BlockSlices(everywhere, everywhere, same=True)
+    nngp = compute(network, block, inputs, budget=experiment.budget.part(4)).nngp
+    return WideKernels(limit.tangent, limit.start, experiment.init.alpha**2 * nngp)
 
 
 def ensemble(
@@ -449,33 +460,20 @@ def ensemble(
     kind = {"device": experiment.device, "dtype": getattr(torch, experiment.dtype)}
     inputs = given.inputs.to(**kind)
     targets = given.targets[: given.train].to(**kind)
-
-    # kernels at infinite width: Θ(x, X), 𝒢(x, X), and 𝒢(x, x′) between all points
-    wide = experiment.model.limit(
-        experiment.init, LearningTask(tuple(given.inputs.shape[1:]), 1)
-    )
-    limit = infinite_kernels(wide, inputs, given.train, experiment)
-    prior = Kernels(limit.start[: given.train], limit.start)
-    everywhere = slice(0, len(inputs))
-    block = BlockSlices(everywhere, everywhere, same=True)
-    nngp = compute(wide, block, inputs, budget=experiment.budget.part(4)).nngp
-    own = experiment.init.alpha**2 * nngp
-
+    wide = wide_kernels(experiment, inputs, given.train)
     data = experiment.draw()
-    seeds = range(experiment.seed, experiment.seed + count)
     modules = [
         draw_network(experiment.model_copy(update={"seed": seed}), data, 1)
-        for seed in seeds
+        for seed in range(experiment.seed, experiment.seed + count)
     ]
     kinds = []
     for name, process, kernel in (
-        ("all layers", "ntk", limit.tangent),
-        ("readout", "nngp", limit.start),
+        ("all layers", "ntk", wide.tangent),
+        ("readout", "nngp", wide.covariance),
     ):
         modes = modes_of(kernel[: given.train])
-        size = experiment.optimizer.chosen_step(
-            2 * given.divisor / float(modes.values[-1])
-        )
+        largest_stable = 2 * given.divisor / float(modes.values[-1])
+        size = experiment.optimizer.chosen_step(largest_stable)
         training = EnsembleTraining(
             inputs,
             targets,
@@ -484,20 +482,30 @@ def ensemble(
             divisor=given.divisor,
             readout=process == "nngp",
         )
-        outputs = training.outputs(modules, partial(report_progress, name))
-
-        # compute the Gaussian process after the same training
+        outputs = training.outputs(modules, partial(report_progress, name))[..., 0]
+        # the Gaussian process after the same training
         gain = DescentGain(size / given.divisor, experiment.steps)
-        trained = Ensemble(kernel, prior, modes.at(gain))
-        theory = Process(
-            mean=trained.mean(targets)[:, 0].cpu().double(),
-            covariance=trained.covariance(own).cpu().double(),
-            before=own.diagonal().sqrt().cpu().double(),
-        )
-        kinds.append(
-            TrainedNetworks(name, process, outputs[..., 0].cpu(), theory, size)
-        )
+        theory = trained_process(wide, kernel, modes.at(gain), targets)
+        kinds.append(TrainedNetworks(name, process, outputs.cpu(), theory, size))
     return kinds
+
+
+def trained_process(
+    wide: WideKernels,
+    kernel: Float[Tensor, "point train"],
+    learned: Learned,
+    targets: Float[Tensor, "train out"],
+) -> Process:
+    """Return the process of networks of infinite width that train with this kernel."""
+    train = len(targets)
+    prior = Kernels(wide.covariance[:train], wide.covariance)
+    trained = Ensemble(kernel, prior, learned)
+    start = wide.covariance_everywhere
+    return Process(
+        mean=trained.mean(targets)[:, 0].cpu().double(),
+        covariance=trained.covariance(start).cpu().double(),
+        before=start.diagonal().sqrt().cpu().double(),
+    )
 
 
 def comparisons(kinds: Sequence[TrainedNetworks], train: int) -> list[Comparison]:

@@ -54,7 +54,7 @@ class AbstractInit(Component):
         if self.centred and self.parent is not None:
             raise Mistake(
                 f"init.parent={self.parent}: init.centred=true subtracts the outputs at drawn "
-                "weights, which a child does not have; leave one of both out"
+                "weights, which a child does not have; leave out one of the two"
             )
         return self
 

@@ -21,9 +21,7 @@ from ntkexp.stream import normal, stream
 # below do not.
 
 
-CHECKED_EXAMPLES = 16
-"""Number of examples at which derivatives of a loss are compared
-with finite differences."""
+CHECKED_EXAMPLES = 16  # number of examples in the comparison with finite differences
 
 
 class AbstractLoss(Component):
@@ -46,8 +44,8 @@ class AbstractLoss(Component):
     ) -> Float[Tensor, "example out"]:
         """Encode class labels as targets.
 
-        The largest target is that of the class. With a single output, the target of the
-        second of two classes is positive."""
+        Each row is largest at the class of its example. If two classes share a single
+        output, the target is positive for the second class."""
 
     @final
     def targets(self, target: Tensor, classes: int) -> Float[Tensor, "example out"]:
@@ -103,7 +101,7 @@ class AbstractLoss(Component):
         if not 0 < self.curvature < inf:
             raise Mistake(
                 f"loss={self.option}: curvature is {self.curvature}; give the largest second "
-                "derivative of value, a number > 0, which decides what step is stable"
+                "derivative of value, a number > 0, which limits the stable step size"
             )
         checked = targets[:CHECKED_EXAMPLES].double()
         for outputs, direction in random_outputs(checked):
@@ -125,18 +123,18 @@ class AbstractLoss(Component):
             if not differences.agree_with(slope, lambda f: self.value(f, checked)):
                 raise Mistake(
                     f"loss={self.option}: output_gradient is not the derivative of value, by "
-                    "differences at random outputs; a kernel of its path would be that of another "
-                    "loss"
+                    "differences at random outputs, so the path kernel would be wrong; correct one "
+                    "of the two"
                 )
 
     @final
     def refuse_other_classes(self, classes: int) -> None:
-        """Raise if predictions would be read as other classes than those of the targets.
+        """Raise if the loss contradicts the rule for predicted classes.
 
-        Accuracies, margins and agreements take the class of the largest output, or the
-        sign of a single output. So the largest target must be that of the class. With a
-        single output, the loss of the second class must be smaller at f = 1 than at
-        f = −1, and that of the first class larger."""
+        Accuracies, margins and agreements predict the class of the largest output, or
+        the second of two classes if a single output is positive. So each row of targets
+        must be largest at its class. With a single output, the loss of the second class
+        must be smaller at f = 1 than at f = −1, and the loss of the first class larger."""
         targets = self.encode(torch.arange(classes), classes)
         if targets.shape[1] > 1:
             largest = targets == targets.amax(1, keepdim=True)
@@ -144,21 +142,19 @@ class AbstractLoss(Component):
                 largest, torch.eye(classes, dtype=torch.bool)
             ):
                 raise Mistake(
-                    f"loss={self.option}: encode gives targets whose largest entry is not that of "
-                    "the class, and accuracies read the class of the largest output; return such "
-                    "targets, as one_hot does"
+                    f"loss={self.option}: encode returns targets whose largest entry is not at the "
+                    "class, but accuracies predict the class of the largest output; return targets "
+                    "such as one_hot"
                 )
             return
         ones = torch.ones_like(targets)
         preference = (self.value(-ones, targets) - self.value(ones, targets)).sign()
-        if preference.tolist() != [-1.0, 1.0] or (targets[:, 0] > 0).tolist() != [
-            False,
-            True,
-        ]:
+        positive = targets[:, 0] > 0
+        if preference.tolist() != [-1.0, 1.0] or positive.tolist() != [False, True]:
             raise Mistake(
-                f"loss={self.option}: encode gives one output for {classes} classes, and "
-                "accuracies read its sign; return a target > 0 for the second of two classes, and "
-                "let the loss of the first be smaller below 0, as with signs"
+                f"loss={self.option}: encode returns one output for {classes} classes, and "
+                "accuracies read its sign; let the target of the second class be positive, and the "
+                "loss of the first class smaller at negative outputs, as with signs"
             )
 
     @final
@@ -220,9 +216,9 @@ class AbstractLoss(Component):
     @final
     def autograd_mistake(self, method: str) -> Mistake:
         return Mistake(
-            f"loss={self.option}: autograd's derivatives of value do not match {method}, by "
-            "differences at random outputs, and effects are computed from them; look for detach, "
-            "no_grad or numbers in value"
+            f"loss={self.option}: autograd's derivatives of value do not match finite differences "
+            f"of {method}, and effects are computed from them; look for detach, no_grad or "
+            "conversions to numbers in value"
         )
 
     @final
@@ -276,9 +272,8 @@ class Differences:
     def agree_with(self, slope: Tensor, function: Callable[[Tensor], Tensor]) -> bool:
         """Return True if `slope` is the derivative of `function`, up to rounding.
 
-        The slope must lie between the left and the right difference quotient. Where the
-        function is smooth, both quotients are close to the derivative. At a kink, every
-        slope between the quotients is accepted."""
+        The slope must lie between the left and the right difference quotient. At a kink,
+        this accepts every slope between the left and the right derivative."""
         value = function(self.outputs)
         agrees = torch.zeros_like(slope, dtype=torch.bool)
         eps = torch.finfo(torch.float64).eps

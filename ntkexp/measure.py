@@ -198,8 +198,7 @@ class MeasuredOutputs:
         return self.measure.option
 
     def of(self, function: Function) -> Function:
-        """Compose g with the network: return the function (θ, (x, y)) → g(f(θ;
-        x), y)."""
+        """Return the composition of g with the network: (θ, (x, y)) → g(f(θ; x), y)."""
 
         def measured(weights: Weights, inputs: Inputs) -> Tensor:
             assert isinstance(inputs, tuple)
@@ -223,11 +222,8 @@ class MeasuredOutputs:
         outputs: Float[Tensor, "example out"],
         targets: Float[Tensor, "example out"],
     ) -> Float[Tensor, " example"]:
-        """Return max(‖∂g/∂f‖, 1), the factor by which g amplifies rounding errors of
-        the outputs.
-
-        The factor is at least 1, because the evaluation of g has rounding errors too.
-        """
+        """Return the factor by which g amplifies rounding errors of the outputs:
+        max(‖∂g/∂f‖, 1). It is at least 1, because g itself is rounded too."""
         with torch.enable_grad():
             leaf = outputs.detach().requires_grad_()
             (gradient,) = torch.autograd.grad(self(leaf, targets).sum(), leaf)

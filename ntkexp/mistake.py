@@ -24,9 +24,9 @@ HIDDEN: dict[str, str] = {}
 """Values that a configuration read from environment variables, such as a password. Each
 value is mapped to its reference `${oc.env:NAME}` in YAML. Error messages are printed
 and stored, so they show the reference instead of the value."""
-SHORTEST = 4
-"""The fewest letters of a value in `HIDDEN`. Shorter values, such as "1", are not
-hidden, because they also occur in other places of messages."""
+MIN_HIDDEN_LETTERS = 4
+"""Shorter values, such as "1", are not hidden, because they also occur elsewhere in
+messages."""
 
 
 def without_secrets(text: str) -> str:
@@ -129,12 +129,10 @@ folder of installed packages."""
 
 
 def line_of_user(error: BaseException) -> str | None:
-    """Return the place in the user's own code where an exception was raised, and the
-    exception, as one line. Return None if the user's code did not run, or if a line of
-    this package raised the exception.
+    """Return one line with an exception, and the place in the user's code that raised
+    it. Return None if the user's code did not run, or if this package raised it.
 
-    If a library raised it, the place is the line that called the library, directly or
-    through the operations that this package records.
+    If a library raised it, the place is the line that called the library.
 
     >>> line_of_user(KeyError("a"))
     """
@@ -200,13 +198,8 @@ def as_float(value: object) -> float:
         return nan
     try:
         return float(value)  # type: ignore[arg-type]  # checked here
-    except (
-        TypeError,
-        ValueError,
-        OverflowError,
-        RuntimeError,
-    ):
-        # tensors raise RuntimeError
+    # tensors raise RuntimeError
+    except (TypeError, ValueError, OverflowError, RuntimeError):
         return nan
 
 
@@ -232,24 +225,22 @@ def checked_count(name: str, value: object, least: int, most: int = 10**7) -> in
 
 
 def refuse_special(path: Path, shown_as: str, largest: int) -> int:
-    """Raise for a pipe or device, whose content may never end, and for a file of more
-    than `largest` bytes.
-
-    Return the size in bytes.
+    """Return the size of a file in bytes. Raise if it exceeds `largest`, or if the file
+    is a pipe or a device, whose content may never end.
 
     >>> refuse_special(Path("/dev/zero"), "data.path='/dev/zero'", 100)
     Traceback (most recent call last):
-    ntkexp.mistake.Mistake: data.path='/dev/zero' is a pipe or a device; write what it gives into a file, and name that
+    ntkexp.mistake.Mistake: data.path='/dev/zero' is a pipe or a device; copy its content to a file, and name the file
     """
     status = path.stat()
     if not S_ISREG(status.st_mode) and not S_ISDIR(status.st_mode):
         raise Mistake(
-            f"{shown_as} is a pipe or a device; write what it gives into a file, and name that"
+            f"{shown_as} is a pipe or a device; copy its content to a file, and name the file"
         )
     if status.st_size > largest:
         raise Mistake(
-            f"{shown_as} has {status.st_size} bytes, and files are read up to {largest}; name a "
-            "smaller one"
+            f"{shown_as} has {status.st_size} bytes, more than the limit of {largest}; name a "
+            "smaller file"
         )
     return status.st_size
 

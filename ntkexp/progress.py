@@ -26,8 +26,7 @@ class AbstractProgress(ABC):
     def start(
         self, name: str, steps: int, done: int, unit: Unit = "step", note: str = ""
     ) -> None:
-        """Begin a task of `steps` units,
-        of which `done` are already complete."""
+        """Begin a task of `steps` units. `done` units are already complete."""
 
     def step(self, done: int, note: str = "") -> None:
         """Report that `done` steps are complete. The note may state the loss,

@@ -148,7 +148,8 @@ def largest_kernel_eigenvalue(kernel: Float[Tensor, "train out train out_"]) -> 
     for large ones by Lanczos.
 
     The start vector is random, because any fixed vector can be orthogonal to the
-    leading eigenvector. For example, √K(x, x) is if each input x has a partner −x."""
+    leading eigenvector. For example, the vector √K(x, x) is orthogonal to it if the
+    inputs are pairs x, −x."""
     matrix = kernel.flatten(2).flatten(0, 1)
     if len(matrix) <= MAX_DENSE_ENTRIES:
         return float(torch.linalg.eigvalsh((matrix + matrix.mH) / 2)[-1])
@@ -338,13 +339,13 @@ def summary(
 ) -> dict[str, float]:
     """Compute the statistics in the list above.
 
-    The first `train` queries are the training examples. `train` is 0 if the training
-    examples are not queries."""
+    The first `train` queries are the training examples. If training examples are not
+    queries, `train` is 0."""
     mass = torch.stack([block.abs().sum() for block in blocks(contributions)]).sum()
     facts = {"cancellation": ratio(mass, summed(contributions).abs().sum())}
     facts |= {f"top_{k}": top_share(contributions, k) for k in TOP_CONTRIBUTORS}
     if is_square(kernel):
-        facts |= coefficients(kernel, contributions)
+        facts |= coefficient_statistics(kernel, contributions)
         if train:
             facts |= defects(kernel[:train])
     return facts
@@ -369,12 +370,11 @@ def top_share(contributions: Float[Tensor, "query out train"], k: int) -> float:
     return float(torch.cat(shares).mean())
 
 
-def coefficients(
+def coefficient_statistics(
     kernel: Float[Tensor, "query out train out_"],
     contributions: Float[Tensor, "query out train"],
 ) -> dict[str, float]:
-    """Return `coefficient_variation` and `left_out`, which describe how aᵢ(x) depends
-    on the query x."""
+    """Return `coefficient_variation` and `left_out`."""
     pair_blocks = kernel.transpose(1, 2)  # [query, train, out, out_]
     outputs = pair_blocks.shape[2]
     sizes = smallest_singular_values(pair_blocks)
@@ -387,6 +387,7 @@ def coefficients(
     solved = torch.linalg.solve(divisor, right_side)[..., 0]  # [query, train, out]
     solved = torch.where(usable[..., None], solved, torch.nan)
     mean = solved.nanmean(0)
+    # relative standard deviation of aᵢ(x) over the queries x
     deviation = (solved - mean).square().nanmean(0).sqrt()
     variation = (deviation / mean.abs()).flatten()
     return {
@@ -405,8 +406,7 @@ def smallest_singular_values(
 
 
 def defects(kernel: Float[Tensor, "train out train out_"]) -> dict[str, float]:
-    """Return `symmetry_defect` and `psd_defect`
-    of the path kernel between training examples."""
+    """Return `symmetry_defect` and `psd_defect`."""
     matrix = kernel.flatten(2).flatten(0, 1)
     values = torch.linalg.eigvalsh((matrix + matrix.mH) / 2)
     return {

@@ -113,7 +113,7 @@ class Design:
         checked_number("leave_out", self.leave_out)
         if checked_count("trainings", self.trainings, 0) < 3:
             raise Mistake(
-                f"trainings={self.trainings}: ranks of fewer than 3 say nothing; take 100"
+                f"trainings={self.trainings}: correlations of ranks need at least 3; take 100"
             )
         checked_count("fresh", self.fresh, 0)
         checked_count("seed", self.seed, -(2**63), 2**64 - 1)
@@ -138,13 +138,16 @@ def number_of(given: float, examples: int, name: str) -> int:
     >>> [number_of(given, 600, "leave_out") for given in (0.01, 0.5, 3)]
     [6, 300, 3]
     """
-    count = round(given * examples + 1e-9) if 0 < given < 1 else int(given)
-    if not 1 <= max(count, 0 < given < 1) < examples:
+    if 0 < given < 1:
+        count = max(1, round(given * examples + 1e-9))
+    else:
+        count = int(given)
+    if not 1 <= count < examples:
         raise Mistake(
             f"{name}={given:g} of {examples} examples: it takes a share below 1, "
             f"or from 1 to {examples - 1}"
         )
-    return max(1, count)
+    return count
 
 
 # --- The original training: a run of this package, or a followed loop.
@@ -228,8 +231,8 @@ class RunSubject(AbstractSubject):
         problem = draw_problem(other)
         if not torch.equal(problem.inputs, self.problem.inputs):
             raise Mistake(
-                f"data={experiment.data.option} are drawn by the seed, "
-                "so a fresh seed has other examples"
+                f"the seed draws data={experiment.data.option}, so a fresh seed would change the "
+                "examples; use fresh=0"
             )
         return self.rerun(other, problem)
 
@@ -275,6 +278,18 @@ class LoopSubject(AbstractSubject):
             yield training, outputs[list(self.query)]
 
 
+def subject_of(
+    path: Path, query: tuple[int, ...], loop: Again | str | None, trust: Sequence[str]
+) -> AbstractSubject:
+    """Return the run or the followed loop in a folder. `loop` is the function that runs a
+    followed loop again, or its name FILE.py:FUNCTION."""
+    if loop is None:
+        return RunSubject(path, query, admit(trust))
+    if isinstance(loop, str):
+        loop = load_function(loop, "again", trust)
+    return loop_subject(path, loop, query)
+
+
 def loop_subject(path: Path, loop: Again, query: tuple[int, ...]) -> LoopSubject:
     """Load the trace of a followed loop from a folder. Run the loop once, because a
     folder does not contain its module, measure, optimizer rules and loss."""
@@ -313,20 +328,11 @@ class TrainingJob(AbstractJob):
         missing = store.missing(self.trainings)
         if not missing:
             return "found"
-        for done, (training, outputs) in enumerate(
-            self.subject().outputs(missing), start=1
-        ):
+        subject = subject_of(path, self.query, self.again, self.trust)
+        for done, (training, outputs) in enumerate(subject.outputs(missing), start=1):
             store.write(training, outputs)
             report_event(Stepped(name, done, len(missing)))
         return "done"
-
-    def subject(self) -> AbstractSubject:
-        path = Path(self.run)
-        if self.again is None:
-            return RunSubject(path, self.query, admit(self.trust))
-        return loop_subject(
-            path, load_function(self.again, "again", self.trust), self.query
-        )
 
 
 def in_this_process(
@@ -421,32 +427,20 @@ def case_of_run(
     function that workers cannot import by name, this process computes them."""
     points = tuple(query)
     store = TrainingStore(run.path, points)
-    subject: AbstractSubject
-    if loop is None:
-        subject = RunSubject(run.path, points, admit(trust))
-    else:
-        function = (
-            load_function(loop, "again", trust) if isinstance(loop, str) else loop
-        )
-        subject = loop_subject(run.path, function, points)
     loop_name = loop if isinstance(loop, str) else None
     job = TrainingJob(str(run.path.absolute()), points, tuple(trust), loop_name, ())
+    subject = subject_of(run.path, points, loop, trust)
+    if callable(loop):
+        engine = None
 
     def carried_out(trainings: Sequence[TrainingWithout]) -> list[Outputs]:
         with RunFolder(run.path).claim():
             missing = store.missing(trainings)
-            if engine is None or (loop is not None and loop_name is None):
+            if engine is None:
                 finished = in_this_process(store, subject.outputs(missing))
             else:
                 finished = by_workers(engine, job, store, missing)
-            # the first training is not timed, because it includes the start of workers
-            next(finished, None)
-            announced = Announced(
-                "ntkexp: validation", len(missing) - 1, progress, unit="training"
-            )
-            for _ in finished:
-                announced.step()
-            announced.stop()
+            report_each(finished, len(missing), progress)
         outputs = [store.read(training) for training in trainings]
         return [stored for stored in outputs if stored is not None]
 
@@ -462,16 +456,27 @@ def case_of_run(
     )
 
 
+def report_each(
+    finished: Iterator[None], count: int, progress: AbstractProgress
+) -> None:
+    """Wait for `count` retrainings, and report each of them."""
+    # the first training is not timed, because it includes the start of workers
+    next(finished, None)
+    announced = Announced("ntkexp: validation", count - 1, progress, unit="training")
+    for _ in finished:
+        announced.step()
+    announced.stop()
+
+
 def scores_of_run(run: Run, points: list[int]) -> dict[str, Scores]:
     """Return the run's contributions, and its leave-out effects
-    with reversed sign, at `points`."""
+    with reversed sign, at `points`, [row, example]."""
     scores = {}
     if (rule := explained_rule(run.rules)) is not None:
         scores["contribution"] = run.parts(rule).isel(query=points).to_numpy()
     effect = effects_of_run(run)
     if effect is not None and np.isfinite(effect[points]).all():
-        # an effect is the change if the example is left out, and a score has the
-        # opposite sign
+        # a score is minus the change of the output without the example
         scores["effect"] = -effect[points]
     return {name: array.reshape(-1, array.shape[-1]) for name, array in scores.items()}
 
@@ -594,7 +599,7 @@ def function_again(again: Again | str | None) -> Again:
     """Return the function that runs a followed loop again. Raise if it is missing."""
     if again is None or isinstance(again, str):
         raise Mistake(
-            "validate: a followed loop is run again by a function; give again=, as for effects"
+            "validate: give the function that runs the followed loop again, again=, as for effects"
         )
     return again
 
@@ -679,17 +684,15 @@ def refuse_again(run: Run, again: object) -> None:
         )
     if "follow" not in run.config and again is not None:
         raise WrongArgument(
-            f"again= is for loops that were followed; {run.path} is an experiment, "
-            "trained as it is",
+            f"again= is for followed loops; {run.path} is a run of an experiment; leave it out",
             "again",
         )
 
 
 def asked_points(run: Run, split: str | None, queries: int) -> list[int]:
     """Return the indices of the first `queries` attributed points of a split."""
-    place = slice_of_split(
-        run, split or ("query" if "query" in run.points else main_split(run.ladder))
-    )
+    default = "query" if "query" in run.points else main_split(run.ladder)
+    place = slice_of_split(run, split or default)
     rule = explained_rule(run.rules)
     points = list(range(place.start, place.stop))
     if rule is not None:
@@ -710,47 +713,36 @@ def validated(
     count = len(case.examples)
     shape = case.whole.shape
     removals = design.removals(count)
-
-    # QLD uses one output per point: the largest output, which belongs to the predicted
-    # class
+    # QLD explains one output per point: the largest, which belongs to the predicted class
     top = None if design.top is None else number_of(design.top, count, "top")
-    chosen = np.ravel_multi_index((np.arange(shape[0]), case.whole.argmax(1)), shape)
-    top_of_queries: dict[str, list[Group]] = {name: [] for name in case.scores}
-    if top:
-        for name, scores in case.scores.items():
-            top_of_queries[name] = top_examples(
-                scores[chosen], top, lower_is_better=lower_is_better
+    rows = np.ravel_multi_index((np.arange(shape[0]), case.whole.argmax(1)), shape)
+    top_groups: dict[str, list[Group]] = {}
+    for name, scores in case.scores.items():
+        top_groups[name] = []
+        if top:
+            top_groups[name] = top_examples(
+                scores[rows], top, lower_is_better=lower_is_better
             )
+    every_top_group = [group for groups in top_groups.values() for group in groups]
+    after = outputs_without(case, design, [(), *removals, *every_top_group])
+    truth = ground_truth(case, design, removals, after)
+    outputs = truth.outputs.reshape(len(removals), -1)
 
-    # retrain with all examples, without each random group, and without the top examples
-    top_groups = [group for groups in top_of_queries.values() for group in groups]
-    after = outputs_without(case, design, [(), *removals, *top_groups])
-    outputs = np.stack([after[group] for group in removals])
-    truth = GroundTruth(
-        left_out=np.array([np.isin(np.arange(count), group) for group in removals]),
-        outputs=outputs.reshape(-1, *shape),
-        whole=after[()].reshape(shape),
-        examples=case.examples,
-        query=case.query,
-        identity=case.identity,
-        fresh=design.fresh,
-    )
-
-    # LDS and QLD of each method
+    # the harm of a removal is the decrease of the explained output, or its increase if
+    # lower outputs are better
     sign = -1.0 if lower_is_better else 1.0
     validated_scores = []
     for name, scores in case.scores.items():
         lds = linear_datamodeling_score(scores, truth.left_out, outputs)
         harm = [
-            sign * (after[()][query] - after[group][query])
-            for query, group in zip(chosen, top_of_queries[name], strict=False)
+            sign * (after[()][row] - after[group][row])
+            for row, group in zip(rows, top_groups[name], strict=False)
         ]
-        validated_scores.append(
-            ValidatedScore(name, lds, mean_of(harm) if harm else None)
-        )
+        qld = mean_of(harm) if harm else None
+        validated_scores.append(ValidatedScore(name, lds, qld))
     harm_by_chance = None
     if top == len(removals[0]):
-        mean_harm = sign * (after[()] - outputs.mean(0))[chosen]
+        mean_harm = sign * (after[()] - outputs.mean(0))[rows]
         harm_by_chance = mean_of(mean_harm.tolist())
     return Validation(
         truth=truth,
@@ -763,11 +755,32 @@ def validated(
     )
 
 
+def ground_truth(
+    case: ValidationCase,
+    design: Design,
+    removals: Sequence[Group],
+    after: Mapping[Group, Outputs],
+) -> GroundTruth:
+    """Return the outputs after the removals, and after the training with all examples,
+    as arrays [point, out]."""
+    shape = case.whole.shape
+    indices = np.arange(len(case.examples))
+    return GroundTruth(
+        left_out=np.array([np.isin(indices, group) for group in removals]),
+        outputs=np.stack([after[group] for group in removals]).reshape(-1, *shape),
+        whole=after[()].reshape(shape),
+        examples=case.examples,
+        query=case.query,
+        identity=case.identity,
+        fresh=design.fresh,
+    )
+
+
 def outputs_without(
     case: ValidationCase, design: Design, groups: Sequence[Group]
 ) -> dict[Group, Outputs]:
-    """Retrain without each group of examples. Return the outputs after retraining as
-    vectors, averaged over seeds."""
+    """Retrain without each group of examples. Return the outputs [row] by group,
+    averaged over seeds."""
     seeds: list[int | None] = [None]
     if design.fresh:
         seeds = [design.seed + 1 + index for index in range(design.fresh)]

@@ -1,10 +1,10 @@
-"""The fast tests as other processors would run them: `python -m tests.processors [NAME…] [--tests FOLDER…|--every N]`.
+"""Run the fast tests as on other processors: `python -m tests.processors [NAME…] [--tests FOLDER…|--every N]`.
 
-Libraries choose their instructions by the processor, and with them the order in which they add numbers up. Here they
-are made to choose as on older and other ones, with one thread and two, with other orders of sets, and with memory that
-is aligned otherwise. What fails in one of these compares sums in different orders more closely than rounding allows.
-The tests are run once for each, one after the other; on two cores all of them take half an hour. `--every N` runs every
-N-th file of tests on each, other files on the next.
+The processor determines the instructions of numerical libraries, and so the order of their sums. The settings below
+select the instructions of other processors, one or two threads, other orders of sets, and other alignments of memory.
+A test that fails under one of them has a tolerance below the rounding error of sums in different orders. The settings
+run one after the other, for half an hour in all on two cores. With `--every N`, each setting runs every N-th file of
+tests, and the next setting other files.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ THREADS = "NTKEXP_TEST_THREADS"  # read by conftest.py
 
 OLDEST = {
     "ATEN_CPU_CAPABILITY": "default",
-    "MKL_CBWR": "COMPATIBLE",  # products of matrices as on every x86, those without FMA too
+    "MKL_CBWR": "COMPATIBLE",  # matrix products as on every x86, also without FMA
     "MKL_ENABLE_INSTRUCTIONS": "SSE4_2",
     "ONEDNN_MAX_CPU_ISA": "SSE41",
     "OPENBLAS_CORETYPE": "Prescott",  # NumPy's and SciPy's
@@ -44,26 +44,26 @@ MIDDLE = {
     "NUMBA_CPU_NAME": "haswell",
 }
 NEWEST = {"ATEN_CPU_CAPABILITY": "avx512", "MKL_ENABLE_INSTRUCTIONS": "AVX512", "ONEDNN_MAX_CPU_ISA": "AVX512_CORE"}
-# A processor of AMD has AVX-512, on which MKL does not rely there.
+# AMD: MKL does not use the AVX-512 of these processors
 MIXED = NEWEST | {"MKL_ENABLE_INSTRUCTIONS": "AVX2", "MKL_CBWR": "AVX2", "OPENBLAS_CORETYPE": "Zen"}
 SCATTERED = {
-    # Arrays from 4 KB on are pages of their own, others are never where another was just before.
+    # arrays from 4 KB on get separate pages, and freed memory is not reused at once
     "GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=4096:glibc.malloc.tcache_count=0",
-    "MALLOC_PERTURB_": "165",  # and nothing that was not written is zero
+    "MALLOC_PERTURB_": "165",  # new memory is not zero
 }
-# oneDNN's code for AVX2 reads 32 bytes that begin at a multiple of 32, and breaks down elsewhere.
+# oneDNN's code for AVX2 needs memory that is aligned to 32 bytes
 ELSEWHERE = MIDDLE | SCATTERED | {"ONEDNN_MAX_CPU_ISA": "SSE41", THREADS: "2", "PYTHONHASHSEED": "1"}
 
 
 class Processor(NamedTuple):
-    """What a process is told, so that it computes as on another machine."""
+    """Environment variables by which a process computes as on another processor."""
 
     settings: Mapping[str, str]
-    capability: str = ""  # what a processor must have to play this one
+    capability: str = ""  # instructions that this machine needs
     unaligned: bool = False
 
     def missing(self) -> str:
-        """Why it cannot be played here, if so."""
+        """Return the reason why this machine cannot imitate the processor, or ""."""
         has = {"": True, "avx2": torch.cpu._is_avx2_supported(), "avx512": torch.cpu._is_avx512_supported()}
         if not has[self.capability]:
             return f"this processor has no {self.capability}"
@@ -72,13 +72,13 @@ class Processor(NamedTuple):
         return ""
 
     def environment(self, folder: Path) -> dict[str, str]:
-        plain = {"PYTHONHASHSEED": "0", THREADS: "1"}
-        given: dict[str, str] = {**os.environ, **plain, **self.settings}
+        defaults = {"PYTHONHASHSEED": "0", THREADS: "1"}
+        variables: dict[str, str] = {**os.environ, **defaults, **self.settings}
         if not self.unaligned:
-            return given
+            return variables
         library = folder / "unaligned.so"
         subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-o", library, UNALIGNED], check=True)
-        return given | {"LD_PRELOAD": str(library)}
+        return variables | {"LD_PRELOAD": str(library)}
 
 
 PROCESSORS = {
@@ -94,37 +94,37 @@ PROCESSORS = {
 
 
 class Outcome(NamedTuple):
-    """How many tests there were, and those that failed, with the first line that says why."""
+    """The number of tests, and a line for each failure with its reason."""
 
     tests: int
     failed: Sequence[str]
 
     @property
     def sound(self) -> bool:
-        """Whether there were tests, all of which passed."""
+        """True if at least one test ran, and all tests passed."""
         return self.tests > 0 and not self.failed
 
 
 def played(processor: Processor, tests: Sequence[str]) -> Outcome:
-    """Run the tests on it, and read what came out."""
+    """Run the tests with the settings of a processor. Return their outcome."""
     with TemporaryDirectory() as folder:
         record = Path(folder) / "tests.xml"
         command = [sys.executable, "-m", "pytest", "-q", "--tb=short", f"--junit-xml={record}", *tests]
         environment = processor.environment(Path(folder))
         ended = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=False)
-        if not record.exists():  # it did not come as far as a test
+        if not record.exists():  # pytest failed before the first test
             return Outcome(0, [ended.stdout.strip()])
         return read(ElementTree.parse(record).iter("testcase"))
 
 
 def every_nth(count: int, first: int) -> list[str]:
-    """Every so manieth file of tests, from another one on for each `first`."""
+    """Return every `count`-th file of tests, beginning with the file number `first`."""
     files = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("test_*.py"))
     return files[first % count :: count]
 
 
 def read(record: Iterable[ElementTree.Element]) -> Outcome:
-    """Read pytest's record: what failed or could not begin."""
+    """Read the failures and errors in a record of pytest."""
     cases = list(record)
     failed = [
         f"{case.get('classname')}::{case.get('name')}: {reason(case)}"
@@ -135,19 +135,19 @@ def read(record: Iterable[ElementTree.Element]) -> Outcome:
 
 
 def reason(case: ElementTree.Element) -> str:
-    """The first line that says why a test failed."""
+    """Return the first line of the message of a failure."""
     return next(iter((case[0].get("message") or "").splitlines()), "")
 
 
 def main() -> int:
-    """Play each, and say what failed there."""
+    """Run the tests for each processor, and print the failures."""
     parser = argparse.ArgumentParser(prog="python -m tests.processors", description="Tests as on other processors.")
     parser.add_argument("name", nargs="*", default=list(PROCESSORS), help=f"of {', '.join(PROCESSORS)}")
-    parser.add_argument("--tests", nargs="*", default=[], help="what pytest takes; all fast tests if not given")
-    parser.add_argument("--every", type=int, metavar="N", help="every N-th file alone, others for each NAME")
+    parser.add_argument("--tests", nargs="*", default=[], help="arguments of pytest; by default, all fast tests")
+    parser.add_argument("--every", type=int, metavar="N", help="run every N-th file, and other files for each NAME")
     asked = parser.parse_args()
     if asked.every is not None and (asked.every < 1 or asked.tests):
-        parser.error("--every takes a whole number > 0, and no --tests beside it")
+        parser.error("--every takes a whole number > 0, and excludes --tests")
     if unknown := [name for name in asked.name if name not in PROCESSORS]:
         parser.error(f"{unknown[0]}: there is {', '.join(PROCESSORS)}")
     sound = True

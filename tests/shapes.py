@@ -1,6 +1,7 @@
-"""While tests run, the shapes in signatures are checked: of functions, and of the fields of dataclasses.
+"""Checks of shapes in tests: of arguments and results of functions, and of the fields of dataclasses.
 
-What states no shape is left alone: mypy checks its types, and a check at each call would make the tests twice as long.
+An import hook adds a check to each function and dataclass of the package whose annotations contain shapes. Other
+functions are not checked at run time, which would double the duration of the tests; mypy checks their types.
 """
 
 from __future__ import annotations
@@ -30,73 +31,74 @@ CHECKER = beartype(conf=BeartypeConf(is_pep484_tower=True))  # a whole number is
 SHAPED = frozenset({"Float", "Int", "Integer", "UInt8", "Bool", "Shaped"})
 
 
-def checked(stating: Any) -> Any:
-    """A function or a dataclass whose shapes are compared."""
-    if not isclass(stating):
-        return Compared(stating).call
-    if is_dataclass(stating):
-        stating.__init__ = checked(stating.__init__)  # type: ignore[method-assign]  # in place, as jaxtyping does
-    return stating
+def checked(annotated: Any) -> Any:
+    """Return a function or dataclass with a check of its shapes."""
+    if not isclass(annotated):
+        return CheckedFunction(annotated).call
+    if is_dataclass(annotated):
+        annotated.__init__ = checked(annotated.__init__)  # type: ignore[method-assign]  # in place, as jaxtyping does
+    return annotated
 
 
-class Compared:
-    """A function whose shapes are compared once for each look of its arguments and its result, on which all depends.
+class CheckedFunction:
+    """A function with a check of its shapes, which runs once for each layout of the arguments and the result.
 
-    A comparison takes longer than most of what is compared. What compares is made once, when it is first needed: to
-    compile it takes twenty milliseconds, and tests call functions with many looks.
+    A check takes longer than most calls, and compiling a check takes 20 ms. So each function has one check, which is
+    compiled at the first call.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
-        self.seen: dict[object, set[object]] = {}
-        self.acting = local()
+        self.known_results: dict[object, set[object]] = {}  # layout of arguments → checked layouts of results
+        self.slot = local()
 
     @property
     def call(self) -> Callable[..., Any]:
-        """The function, in the place of which this stands."""
+        """The replacement of the function."""
 
         @wraps(self.function)
-        def call(*given: Any, **named: Any) -> Any:
-            known = self.seen.setdefault(look((given, named)), set())
+        def call(*args: Any, **kwargs: Any) -> Any:
+            known = self.known_results.setdefault(layout((args, kwargs)), set())
             if not known:
-                result = self.compared(self.function, given, named)
-            elif look(result := self.function(*given, **named)) not in known:
-                self.compared(lambda *_, **__: result, given, named)
-            known.add(look(result))
+                result = self.check(self.function, args, kwargs)
+            elif layout(result := self.function(*args, **kwargs)) not in known:
+                self.check(lambda *_, **__: result, args, kwargs)
+            known.add(layout(result))
             return result
 
         return call
 
-    def compared(self, acting: Callable[..., Any], given: Sequence[Any], named: Mapping[str, Any]) -> Any:
-        """What another function makes of these arguments, compared as if it were this one."""
-        self.acting.next = acting
-        return self.comparing(*given, **named)
+    def check(self, body: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Call `body`, and check the arguments and its result against the annotations of the function."""
+        self.slot.body = body
+        return self.check_around_slot(*args, **kwargs)
 
     @cached_property
-    def comparing(self) -> Callable[..., Any]:
-        """What compares: arguments are compared, then the function that acts next is called, and nothing in between."""
+    def check_around_slot(self) -> Callable[..., Any]:
+        """The compiled check, with the annotations of the function around the body in the slot."""
 
-        def act(*given: Any, **named: Any) -> Any:
-            acting = self.acting.__dict__.pop("next")  # taken, for it may hold a result, which is not to be kept
-            return acting(*given, **named)
+        def call_body(*args: Any, **kwargs: Any) -> Any:
+            body = self.slot.__dict__.pop("body")  # remove it, because it may hold a result
+            return body(*args, **kwargs)
 
-        placed = FunctionType(act.__code__, self.function.__globals__, closure=act.__closure__)
+        # annotations are evaluated in the module of the function
+        placed = FunctionType(call_body.__code__, self.function.__globals__, closure=call_body.__closure__)
         return jaxtyped(update_wrapper(placed, self.function), typechecker=CHECKER)
 
 
-def look(value: object) -> object:
-    """All of a value that its shapes depend on."""
+def layout(value: object) -> object:
+    """Return the types, shapes and dtypes in a value."""
     if isinstance(value, Tensor | np.ndarray):
         return value.shape, value.dtype
     if isinstance(value, tuple | list):
-        return type(value), *map(look, value)
+        return type(value), *map(layout, value)
     if isinstance(value, dict):
-        return type(value), *map(look, value.values())
+        return type(value), *map(layout, value.values())
     return type(value)
 
 
 class Decorate(ast.NodeTransformer):
-    """Decorates what states shapes, by one of these names."""
+    """Add the decorator `checked` to functions and classes whose annotations contain one of the names `shaped`."""
 
     def __init__(self, shaped: frozenset[str]) -> None:
         self.shaped = shaped
@@ -104,21 +106,21 @@ class Decorate(ast.NodeTransformer):
     decorator = ast.parse(f'__import__("{__name__}", fromlist=["_"]).{checked.__name__}', mode="eval").body
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
-        given = node.args
-        arguments = [*given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg]
-        if self.states_shapes(node.returns, *(each.annotation for each in arguments if each is not None)):
+        args = node.args
+        arguments = [*args.posonlyargs, *args.args, *args.kwonlyargs, args.vararg, args.kwarg]
+        if self.have_shapes(node.returns, *(argument.annotation for argument in arguments if argument is not None)):
             node.decorator_list.append(self.decorator)
         return node
 
     def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
-        if self.states_shapes(*(each.annotation for each in node.body if isinstance(each, ast.AnnAssign))):
+        if self.have_shapes(*(part.annotation for part in node.body if isinstance(part, ast.AnnAssign))):
             node.decorator_list.insert(0, self.decorator)
         return self.generic_visit(node)
 
-    def states_shapes(self, *annotations: ast.expr | None) -> bool:
-        """Return whether one of the names is among them."""
-        named = (name for each in annotations if each is not None for name in ast.walk(each))
-        return any(isinstance(name, ast.Name) and name.id in self.shaped for name in named)
+    def have_shapes(self, *annotations: ast.expr | None) -> bool:
+        """Return True if an annotation contains one of the names."""
+        nodes = (node for annotation in annotations if annotation is not None for node in ast.walk(annotation))
+        return any(isinstance(node, ast.Name) and node.id in self.shaped for node in nodes)
 
 
 def shaped_names(source: str, tree: ast.Module) -> frozenset[str]:
@@ -138,14 +140,14 @@ ALIAS = re.compile(rf"^(\w+)(?:: TypeAlias)? = .*\b(?:{'|'.join(SHAPED)})\[", re
 
 @cache
 def aliases_of(module: str) -> frozenset[str]:
-    """Return the names that a module of the package gives to types with shapes."""
+    """Return the type aliases with shapes in a module of the package."""
     (package,) = find_spec(PACKAGE).submodule_search_locations  # type: ignore[union-attr,misc]  # it is a package
     file = Path(package, *module.split(".")[1:]).with_suffix(".py")
     return frozenset(ALIAS.findall(file.read_text(encoding="utf-8")) if file.exists() else ())
 
 
 class Loader(SourceFileLoader):
-    """Compiles a module that states shapes with a check of them, and keeps nothing of it on the disk."""
+    """A loader that adds checks to a module with shapes. It writes no bytecode to the disk."""
 
     def get_code(self, fullname: str) -> CodeType:
         source = self.get_data(self.path)
@@ -157,7 +159,7 @@ class Loader(SourceFileLoader):
 
 
 class Finder(MetaPathFinder):
-    """Finds the modules of the package."""
+    """A finder that loads the modules of the package by `Loader`."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -169,5 +171,5 @@ class Finder(MetaPathFinder):
 
 
 def check_shapes() -> None:
-    """From now on, in modules yet to be imported."""
+    """Check shapes in modules of the package that are imported later."""
     sys.meta_path.insert(0, Finder())

@@ -83,7 +83,7 @@ def test_flow_is_the_matrix_exponential() -> None:
 
 @pytest.mark.parametrize("gain", [FlowGain(0.7), DescentGain(0.4, 9), FOREVER], ids=["flow", "descent", "for ever"])
 def test_ensembles_are_affine_images_of_their_start(gain: AbstractGain) -> None:
-    """f_t is affine in f_0, so that its covariance is the mapped covariance of the start, for any root of it."""
+    """f_t is affine in f_0, so the covariance of f_t follows from any root of the covariance of f_0."""
     tangent, start = linear(PHI), linear(root := random(TRAIN + POINTS, FEATURES, seed=3))
     found = trained(tangent, start, gain)
     mapped = root[TRAIN:] - found.weights @ root[:TRAIN]

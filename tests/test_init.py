@@ -129,7 +129,7 @@ def test_the_size_of_what_is_summed(name: str, reading: dict[str, bool]) -> None
     made = network(name, alpha=3.0, **reading)
     single = float(network(name)(x).norm().detach())
     factor = {"antisymmetric": sqrt(2), "centred": 1.0}.get(next(iter(reading), ""), 1.0)
-    size = float(made.sizes(weights_of(made), x).norm(dim=1).sum())
+    size = float(made.term_norms(weights_of(made), x).norm(dim=1).sum())
     assert abs(size - 3.0 * factor * single) <= 100 * EPS * size
 
 

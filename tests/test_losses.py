@@ -132,7 +132,7 @@ class ZeroOrOne(Squared):
 
 
 class Turned(Squared):
-    """The smallest target is that of the class."""
+    """A loss whose smallest target is at the class."""
 
     def encode(self, labels: Tensor, classes: int) -> Tensor:
         return -super().encode(labels, classes)
@@ -163,7 +163,7 @@ def test_accuracies_read_the_classes_of_every_loss(classes: int) -> None:
         (ZeroOrOne(), 2, "accuracies read its sign"),
         (Turned(), 2, "accuracies read its sign"),
         (ZeroOrOne(), 3, "one output for 3 classes"),
-        (Turned(), 3, "whose largest entry is not that of the class"),
+        (Turned(), 3, "whose largest entry is not at the class"),
     ],
 )
 def test_a_loss_whose_predictions_would_be_read_as_other_classes_is_refused(
@@ -203,7 +203,7 @@ class Weighed(Squared):
 def test_a_value_that_autograd_differentiates_otherwise_has_no_effects(wrong: AbstractLoss, of: str) -> None:
     targets = example("squared", 3, seed=0)[1]
     wrong.refuse_unlike_differences(targets)  # the inputs of the parts are right
-    with pytest.raises(Mistake, match=f"autograd's derivatives of value do not match {of}"):
+    with pytest.raises(Mistake, match=f"autograd's derivatives of value do not match finite differences of {of}"):
         wrong.refuse_unlike_second_differences(targets)
 
 

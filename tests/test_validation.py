@@ -217,14 +217,14 @@ def test_effects_of_a_followed_loop_are_validated(to: str, tmp_path: Path) -> No
         ({"leave_out": np.nan}, "leave_out=nan: it takes a number"),
         ({"top": np.inf}, "top=inf: it takes a number"),
         ({"queries": 0}, "queries=0: it takes a whole number"),
-        ({"trainings": 2}, "trainings=2: ranks of fewer than 3 say nothing"),
+        ({"trainings": 2}, "trainings=2: correlations of ranks need at least 3"),
         ({"fresh": -1}, "fresh=-1"),
         ({"scores": np.zeros((24, 5))}, r"its shape is \(24, 5\).*transpose it"),
         ({"scores": np.full((5, 24), np.nan)}, "not finite"),
         ({"scores": np.array(["a"])}, "not numbers"),
         ({"scores": [[1], [2, 3]]}, "scores: not an array"),
         ({"split": "tset"}, "test"),
-        ({"again": print}, "is an experiment, trained as it is"),
+        ({"again": print}, "is a run of an experiment; leave it out"),
     ],
 )
 def test_what_cannot_be_is_refused(finished: Path, words: dict[str, Any], told: str) -> None:

@@ -109,22 +109,18 @@ def claims(
 
     Each claim is then supported, refuted or undecided.
     """
-    names, trust = names or [], trust or []
-    if attempts and names[:1] != ["list"]:
-        raise WrongArgument(
-            "--attempts goes with list: `ntkexp claims list --attempts`", "attempts"
-        )
-    if reason and names[:1] not in (["register"], ["publish"]):
-        raise WrongArgument(
-            "--reason goes with register: `ntkexp claims register NAME --reason=TEXT`",
-            "reason",
-        )
+    names = names or []
+    trust = trust or []
+    refuse_misplaced(names, attempts=attempts, reason=reason)
     claims_folder = out.expanduser().absolute() / CLAIMS_FOLDER
     if attempts:
         show_attempts(names[1:], config_dir, claims_folder, as_json=as_json)
         return
     if names == ["list"]:
         show_list(config_dir, as_json=as_json)
+        return
+    if names == ["judge"]:
+        show_trials(as_json=as_json)
         return
     if names[:1] in (["publish"], ["check"], ["register"]):
         from ntkexp.config.compose import composer
@@ -135,14 +131,7 @@ def claims(
         else:
             publish_or_check(names, composed, trust, claims_folder, reason)
         return
-    if names == ["judge"]:
-        show_trials(as_json=as_json)
-        return
-    if quick and full:
-        raise WrongArgument(
-            "--quick and --full are two sizes; give one of them", "quick", "full"
-        )
-    size: Size = "quick" if quick else "full" if full else "default"
+    size = size_of(quick=quick, full=full)
     from ntkexp.engine.base import choose
 
     chosen = choose(engine, workers)
@@ -167,27 +156,52 @@ def claims(
     records = [record for record in outcomes if record is not None]
     entered = registered(composed.builder.choices, claims_folder)
     print_records(records, entered, quiet=quiet, as_json=as_json)
-
-    # write a page about the claims in this folder, without claims whose current version
-    # was not judged
-    from ntkexp.records.claim import claim_records
-    from ntkexp.report.page.build import write_claims
-
-    repeat_command = command(
-        "claims", names, [*[f"--{size}"] * (size != "default"), *repeat]
-    )
-    current = [
-        record
-        for record in claim_records(claims_folder)
-        if is_current(record, entered.get(record.name, []))
-    ]
-    page = write_claims(
-        current, claims_folder.parent / "report", repeat_command, entered
+    size_option = [] if size == "default" else [f"--{size}"]
+    page = write_page(
+        claims_folder, entered, command("claims", names, [*size_option, *repeat])
     )
     if not (quiet or as_json):
         sys.stdout.write(f"{page}\n")
     all_judged = len(records) == len(outcomes)
     raise typer.Exit(0 if all_judged else 1)
+
+
+def refuse_misplaced(names: Sequence[str], *, attempts: bool, reason: str) -> None:
+    """Raise if an option does not fit the first word."""
+    if attempts and names[:1] != ["list"]:
+        raise WrongArgument(
+            "--attempts goes with list: `ntkexp claims list --attempts`", "attempts"
+        )
+    if reason and names[:1] not in (["register"], ["publish"]):
+        raise WrongArgument(
+            "--reason goes with register: `ntkexp claims register NAME --reason=TEXT`",
+            "reason",
+        )
+
+
+def size_of(*, quick: bool, full: bool) -> Size:
+    if quick and full:
+        raise WrongArgument(
+            "--quick and --full are two sizes; give one of them", "quick", "full"
+        )
+    if quick:
+        return "quick"
+    return "full" if full else "default"
+
+
+def write_page(
+    folder: Path, entries: Mapping[str, Sequence[RegisterEntry]], repeat: str
+) -> Path:
+    """Write a page about the claims in a folder whose current version was judged."""
+    from ntkexp.records.claim import claim_records
+    from ntkexp.report.page.build import write_claims
+
+    current = [
+        record
+        for record in claim_records(folder)
+        if is_current(record, entries.get(record.name, []))
+    ]
+    return write_claims(current, folder.parent / "report", repeat, entries)
 
 
 def judged(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, astuple, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -22,6 +22,7 @@ from ntkexp.text import short
 if TYPE_CHECKING:
     from ntkexp.ensemble import Comparison, EnsembleProblem, TrainedNetworks
     from ntkexp.experiment.experiment import Experiment
+    from ntkexp.report.plots.run_plots import Panel
 
 
 EXPLANATION = (
@@ -77,7 +78,8 @@ def ensemble(
     from ntkexp.run.environment import fix_circumstances
 
     fix_circumstances(experiment)
-    learning_problem, progress = problem(experiment), progress_listener(common.quiet)
+    learning_problem = problem(experiment)
+    progress = progress_listener(common.quiet)
     progress.start("networks", 2 * networks, 0)
     networks_before = {"all layers": 0, "readout": networks}
     try:
@@ -105,72 +107,72 @@ def write_files(
     """Write the picture, its data and the comparison. Return the paths of the files."""
     from ntkexp.cli.kernel_predict import save
     from ntkexp.report.plots.rendering import METADATA, write
-    from ntkexp.report.plots.run_plots import Panel, Theory, draw_ensemble as draw
+    from ntkexp.report.plots.run_plots import draw_ensemble
     from ntkexp.report.plots.style import house_style
 
-    name = f"ensemble-{experiment.model.option}-w{experiment.model.width}-n{len(trained[0].outputs)}-s{experiment.seed}"
-    unseen = slice(problem.train, None)
-    theories = {
-        ensemble.process: Theory(
-            ensemble.process,
-            ensemble.theory.mean[unseen].numpy(),
-            ensemble.theory.deviation[unseen].numpy(),
-        )
-        for ensemble in trained
-    }
-    panels = [
-        Panel(
-            {"ntk": "all layers learn", "nngp": "the readout alone learns"}[
-                ensemble.process
-            ],
-            ensemble.outputs[:, unseen].numpy(),
-            theories[ensemble.process],
-            [
-                theory
-                for process, theory in theories.items()
-                if process != ensemble.process
-            ],
-        )
-        for ensemble in trained
-    ]
+    model = experiment.model
+    networks = len(trained[0].outputs)
+    name = f"ensemble-{model.option}-w{model.width}-n{networks}-s{experiment.seed}"
     train_data = (
         problem.places[: problem.train].numpy(),
         problem.targets[: problem.train, 0].numpy(),
     )
     with house_style():
-        figure = draw(
-            problem.places[unseen].numpy(),
-            panels,
+        figure = draw_ensemble(
+            problem.places[problem.train :].numpy(),
+            panels_of(trained, problem.train),
             train_data,
             problem.axis,
             describe_comparison(table, experiment),
         )
         files = [write(figure, folder / f"{name}.{kind}", kind) for kind in METADATA]
-    columns = ["place", "target"] + [f"{ensemble.name} {what}" for ensemble in trained for what in
-                                     ("mean", "sd", "process mean", "process sd")]  # fmt: skip
-    curves = [
-        curve[unseen].tolist()
-        for ensemble in trained
-        for curve in (
-            ensemble.observed.mean,
-            ensemble.observed.deviation,
-            ensemble.theory.mean,
-            ensemble.theory.deviation,
-        )
-    ]
-    rows = zip(
-        problem.places[unseen].tolist(),
-        problem.targets[unseen, 0].tolist(),
-        *curves,
-        strict=True,
-    )
-    files.append(save(folder, f"{name}.csv", columns, rows))
-    columns_of_table = [field.name for field in fields(table[0])]
-    return [
-        *files,
-        save(folder, f"{name}.comparison.csv", columns_of_table, map(astuple, table)),
-    ]
+    files.append(save(folder, f"{name}.csv", *curves_of(trained, problem)))
+    columns = [field.name for field in fields(table[0])]
+    files.append(save(folder, f"{name}.comparison.csv", columns, map(astuple, table)))
+    return files
 
+
+def panels_of(trained: Sequence[TrainedNetworks], train: int) -> list[Panel]:
+    """Return a panel for each kind of networks, at the points after the first `train`."""
+    from ntkexp.report.plots.run_plots import Panel, Theory
+
+    theories = {
+        networks.process: Theory(
+            networks.process,
+            networks.theory.mean[train:].numpy(),
+            networks.theory.deviation[train:].numpy(),
+        )
+        for networks in trained
+    }
+    panels = []
+    for networks in trained:
+        own = theories[networks.process]
+        others = [theory for theory in theories.values() if theory is not own]
+        outputs = networks.outputs[:, train:].numpy()
+        panels.append(Panel(TITLES[networks.process], outputs, own, others))
+    return panels
+
+
+def curves_of(
+    trained: Sequence[TrainedNetworks], problem: EnsembleProblem
+) -> tuple[list[str], Iterable[Sequence[float]]]:
+    """Return the header and rows of the picture's data: a row for each point that is
+    not a training example."""
+    header = ["place", "target"]
+    columns = [problem.places, problem.targets[:, 0]]
+    for networks in trained:
+        header += [
+            f"{networks.name} {quantity}"
+            for quantity in ("mean", "sd", "process mean", "process sd")
+        ]
+        columns += [networks.observed.mean, networks.observed.deviation]
+        columns += [networks.theory.mean, networks.theory.deviation]
+    rows = zip(*(column[problem.train :].tolist() for column in columns), strict=True)
+    return header, rows
+
+
+TITLES = {"ntk": "all layers learn", "nngp": "the readout alone learns"}
+"""The title of each panel, by the process that describes its networks."""
 
 LEARNS = {
     "all layers": "where all layers learn",

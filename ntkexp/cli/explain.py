@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import errno
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, overload
 
 import typer
 
@@ -117,13 +117,7 @@ def explain(
     numbers = query or []
     if numbers and worst is not None:
         raise Mistake("--query and --worst both choose points; give one of the two")
-    if page and as_json:
-        raise Mistake(
-            "--page and --json are two forms of one result; give one of the two"
-        )
-    if page and picture is not None:
-        raise Mistake("--page has pictures of its own; leave out --picture")
-    check_picture(picture)
+    check_outputs(picture, page=page, as_json=as_json)
     if again is not None and without is None:
         raise Mistake(
             "--again retrains a loop without some examples; choose them by --without=K,…"
@@ -193,9 +187,15 @@ def write_text(
     write_out(f"{file}\n")
 
 
-def check_picture(file: Path | None) -> None:
-    """Raise if the format of the picture is unknown,
-    before the slow explanation begins."""
+def check_outputs(file: Path | None, *, page: bool, as_json: bool) -> None:
+    """Raise if output options exclude each other, or if the format of the picture is
+    unknown, before the slow explanation begins."""
+    if page and as_json:
+        raise Mistake(
+            "--page and --json are two forms of one result; give one of the two"
+        )
+    if page and file is not None:
+        raise Mistake("--page contains pictures; leave out --picture")
     if file is not None and file.suffix not in PICTURE_SUFFIXES:
         suffixes = " or ".join(PICTURE_SUFFIXES)
         raise Mistake(
@@ -466,69 +466,28 @@ def attribute(
     trust: Trust = None,
 ) -> None:
     """Attribute the outputs of a followed training to its examples."""
-    from ntkexp.config.build import load_function
     from ntkexp.config.plain_yaml import parsed
-    from ntkexp.foreign_loop.again import trained_again
     from ntkexp.foreign_loop.batch_norm import checked_mode
     from ntkexp.foreign_loop.trace import find_trace, load_trace, measure_name
-    from ntkexp.foreign_loop.user_loss import Weighing
     from ntkexp.report.loaded_run import load_run
     from ntkexp.report.sentence import ladder_sentence
 
     files = find_trace(folder)
-    trust = trust or []
-    if model is None and again is None:
-        raise Mistake(
-            f"{folder}: the trace does not contain the followed module; give a function that "
-            "builds it, --model=FILE.py:FUNCTION"
-        )
-    if effects and loss is None and again is None:
-        raise Mistake(
-            "--effects: effects are derivatives of the gradient; add --loss=FILE.py:FUNCTION, as for follow"
-        )
-    loop = None if again is None else load_function(again, "again", trust)
-    module = None if model is None else built_module(model, trust)
-    named = measure_name(files)
-    if named is not None and measure is None and again is None:
-        raise Mistake(
-            f"{folder}: it explains a measure of the outputs, '{named}', whose code is not "
-            "stored; give that function, --measure=FILE.py:FUNCTION"
-        )
-    if named is None and measure is not None:
-        raise Mistake(
-            f"--measure={measure}: {folder} explains outputs; leave it out, or follow the loop again with it"
-        )
-
-    # run the user's loop once: it supplies the module,
-    # loss and measure that no option specifies
-    first = None
-    if loop is not None and not (model and loss and (measure or not named)):
-        first = trained_again(loop, Weighing())
-    if module is None:
-        assert first is not None  # `model` or `again` was given
-        module = first.module
-    rules = [optimizer_rule(path, trust) for path in rule or []]
-    followed_measure = (
-        None if measure is None else load_function(measure, "measure", trust)
-    )
-    followed_loss = None if loss is None else load_function(loss, "loss", trust)
-    if first is not None:
-        rules += [known.rule for known in first.steps.known]
-        followed_measure = followed_measure or first.measure
-        followed_loss = followed_loss or first.loss
-
-    functions = [load_function(path, "losses", trust) for path in losses or []]
-
-    trace = load_trace(files, module, followed_measure, rules, functions)
-    trace.loss = followed_loss
+    measured = measure_name(files)
+    options = LoopOptions(model, loss, measure, again, rule or [], trust or [])
+    refuse_incomplete(options, folder, measured, effects=effects)
+    parts = load_parts(options, has_measure=measured is not None)
+    functions = [load_option(path, "losses", options.trust) for path in losses or []]
+    trace = load_trace(files, parts.module, parts.measure, parts.rules, functions)
+    trace.loss = parts.loss
     if batch_norm is not None:
         trace.batch_norm = checked_mode(batch_norm)
     trace.attribute(
         effects=effects,
         by=None if by is None else parsed(by),
         positions=positions,
-        decode=None if decode is None else load_function(decode, "decode", trust),
-        again=loop if effects else None,
+        decode=load_option(decode, "decode", options.trust),
+        again=parts.again if effects else None,
         quiet=quiet,
     )
     run = load_run(files.folder.path)
@@ -537,13 +496,101 @@ def attribute(
     write_out(f"{wrap(sentences)}{run.path}\n")
 
 
+@dataclass(frozen=True)
+class LoopOptions:
+    """The options of `attribute` that name code of the followed loop."""
+
+    model: str | None
+    loss: str | None
+    measure: str | None
+    again: str | None
+    rules: Sequence[str]
+    trust: Sequence[str]
+
+
+@dataclass(frozen=True)
+class LoopParts:
+    """The parts of a followed loop that its trace does not contain."""
+
+    module: nn.Module
+    loss: Callable[..., Any] | None
+    measure: Callable[..., Any] | None
+    again: Callable[..., Any] | None
+    rules: Sequence[AbstractOptimizerRule]
+
+
+def refuse_incomplete(
+    options: LoopOptions, folder: Path, measured: str | None, *, effects: bool
+) -> None:
+    """Raise if an option is missing or superfluous. `measured` is the name of the
+    measure that the trace explains, if any."""
+    if options.again is None and options.model is None:
+        raise Mistake(
+            f"{folder}: the trace does not contain the followed module; give a function that "
+            "builds it, --model=FILE.py:FUNCTION"
+        )
+    if options.again is None and options.loss is None and effects:
+        raise Mistake(
+            "--effects: effects are derivatives of the gradient; add --loss=FILE.py:FUNCTION, as for follow"
+        )
+    if options.again is None and options.measure is None and measured is not None:
+        raise Mistake(
+            f"{folder}: it explains a measure of the outputs, '{measured}', whose code is not "
+            "stored; give that function, --measure=FILE.py:FUNCTION"
+        )
+    if measured is None and options.measure is not None:
+        raise Mistake(
+            f"--measure={options.measure}: {folder} explains outputs; leave it out, or follow the loop again with it"
+        )
+
+
+def load_parts(options: LoopOptions, *, has_measure: bool) -> LoopParts:
+    """Load the parts that options name. Run the loop of `--again` once if it has to
+    supply the other parts."""
+    trust = options.trust
+    again = load_option(options.again, "again", trust)
+    module = None if options.model is None else built_module(options.model, trust)
+    rules = [optimizer_rule(path, trust) for path in options.rules]
+    measure = load_option(options.measure, "measure", trust)
+    loss = load_option(options.loss, "loss", trust)
+    lacks_measure = has_measure and measure is None
+    if again is not None and (module is None or loss is None or lacks_measure):
+        from ntkexp.foreign_loop.again import trained_again
+        from ntkexp.foreign_loop.user_loss import Weighing
+
+        first = trained_again(again, Weighing())
+        module = first.module if module is None else module
+        rules += [known.rule for known in first.steps.known]
+        measure = measure or first.measure
+        loss = loss or first.loss
+    assert module is not None  # `model` or `again` was given
+    return LoopParts(module, loss, measure, again, rules)
+
+
+@overload
+def load_option(path: str, key: str, trust: Sequence[str]) -> Callable[..., Any]: ...
+
+
+@overload
+def load_option(
+    path: str | None, key: str, trust: Sequence[str]
+) -> Callable[..., Any] | None: ...
+
+
+def load_option(
+    path: str | None, key: str, trust: Sequence[str]
+) -> Callable[..., Any] | None:
+    """Return the function FILE.py:FUNCTION of an option, or None if it is not given."""
+    from ntkexp.config.build import load_function
+
+    return None if path is None else load_function(path, key, trust)
+
+
 def built_module(path: str, trust: Sequence[str]) -> nn.Module:
     """Call the function of `--model`, and return the module."""
     from torch import nn
 
-    from ntkexp.config.build import load_function
-
-    module = load_function(path, "model", trust)()
+    module = load_option(path, "model", trust)()
     if not isinstance(module, nn.Module):
         raise Mistake(
             f"model={path}: it returns a {type(module).__name__}; let it return an nn.Module"
@@ -553,10 +600,9 @@ def built_module(path: str, trust: Sequence[str]) -> nn.Module:
 
 def optimizer_rule(path: str, trust: Sequence[str]) -> AbstractOptimizerRule:
     """Instantiate the class of `--rule`."""
-    from ntkexp.config.build import load_function
     from ntkexp.foreign_loop.rule import AbstractOptimizerRule
 
-    built = load_function(path, "rule", trust)()
+    built = load_option(path, "rule", trust)()
     if not isinstance(built, AbstractOptimizerRule):
         raise Mistake(
             f"rule={path}: it is not a rule of an optimizer; name a class of AbstractOptimizerRule"

@@ -96,10 +96,8 @@ def tiles_at_once(engine: AbstractEngine) -> int:
 def default_path(kernel: AbstractKernel, folder: Path = KERNELS_FOLDER) -> Path:
     """Return the default path of a kernel file. Its name contains the model, the kind
     of the kernel, and the kernel's digest."""
-    return (
-        folder
-        / f"{kernel.experiment.model.option}-{kernel.spec['kind']}-{kernel.identity[:12]}.zarr"
-    )
+    model = kernel.experiment.model.option
+    return folder / f"{model}-{kernel.spec['kind']}-{kernel.identity[:12]}.zarr"
 
 
 def fill_file(
@@ -111,14 +109,14 @@ def fill_file(
 ) -> None:
     """Compute a kernel file and print a summary. With --dry-run,
     print a time estimate instead."""
-
     path = (out or default_path(kernel)).expanduser()
     filling = Filling(kernel, path, engine, options.workers, options.force)
     if options.dry_run:
         filling.print_estimate(as_json=common.as_json)
         return
     matrix = filling.fill(common.trusted, quiet=common.quiet)
-    kernels, tiling = matrix.layout.kernels, matrix.layout.tiling
+    kernels = matrix.layout.kernels
+    tiling = matrix.layout.tiling
     if common.as_json:
         facts: dict[str, Json] = {
             "kernels": kernels,
@@ -173,29 +171,26 @@ class Filling:
     @property
     def concurrent_tiles(self) -> int:
         """The number of tiles that are computed concurrently."""
-        return (
-            1 if self.in_process and not self.kernel.concurrent else self.engine.workers
-        )
+        if self.in_process and not self.kernel.concurrent:
+            return 1
+        return self.engine.workers
 
     def print_estimate(self, *, as_json: bool) -> None:
         """Print the estimate. Raise if a job would exceed the time limit
         of the engine."""
-
-        estimate, workers = self.estimate, self.concurrent_tiles
+        workers = self.concurrent_tiles
         if as_json:
-            elapsed = estimate.elapsed(workers)
-            write_json(
-                {
-                    "file": str(self.path),
-                    **asdict(estimate),
-                    "workers": workers,
-                    "elapsed": elapsed,
-                }
-            )
+            facts = {
+                "file": str(self.path),
+                **asdict(self.estimate),
+                "workers": workers,
+                "elapsed": self.estimate.elapsed(workers),
+            }
+            write_json(facts)
         else:
-            sys.stdout.write(f"{self.path}: {estimate.sentence(workers)}\n")
+            sys.stdout.write(f"{self.path}: {self.estimate.sentence(workers)}\n")
         if not self.in_process:
-            self.engine.refuse_longer(estimate.seconds_per_tile)
+            self.engine.refuse_longer(self.estimate.seconds_per_tile)
 
     def fill(self, trust: Sequence[str], *, quiet: bool) -> KernelMatrix:
         """Compute the missing tiles of the kernel file. Return the finished kernel."""
@@ -279,46 +274,33 @@ def tangent(
 
     Take the network at initialization or, with --run, the network of a finished run.
     """
-    if run is not None:
-        conflicting = " ".join(overrides or []) or "--seeds" * (seeds is not None)
-        if conflicting:
-            raise Mistake(
-                f"--run={run} determines the network and the data; leave out {conflicting}"
-            )
-        if not (run.expanduser() / "config.json").is_file():
-            raise Mistake(f"--run={run} is not a run folder: it has no config.json")
+    conflicting = " ".join(overrides or []) or "--seeds" * (seeds is not None)
+    if run is not None and conflicting:
+        raise Mistake(
+            f"--run={run} determines the network and the data; leave out {conflicting}"
+        )
+    if run is not None and not (run.expanduser() / "config.json").is_file():
+        raise Mistake(f"--run={run} is not a run folder: it has no config.json")
     from ntkexp.engine.base import choose
 
     engine = choose(options.engine, options.workers)
+    seed_list: tuple[int, ...] = ()
     if run is None:
         experiment = compose_for_tiles(overrides, common)
         from ntkexp.sweep.definition import read_values, whole_numbers
 
-        seed_list = (
-            (experiment.seed,)
-            if seeds is None
-            else tuple(whole_numbers(read_values("--seeds", seeds)))
-        )
+        seed_list = (experiment.seed,)
+        if seeds is not None:
+            seed_list = tuple(whole_numbers(read_values("--seeds", seeds)))
         weights = ""
-    else:  # use the stored weights of a finished run
-        from ntkexp.config.build import admit
-        from ntkexp.records.folder import RunFolder
-        from ntkexp.run.environment import fix_circumstances
-        from ntkexp.run.execute import rebuild_experiment
-
-        folder = RunFolder(run.expanduser())
-        if folder.state in {"running", "interrupted", "dead"}:
-            raise Mistake(f"--run={run} is not finished; `ntkexp resume` continues it")
-        folder.check("weights.pt")
-        experiment = rebuild_experiment(folder, admit(common.trusted))
-        fix_circumstances(experiment, experiment.threads or 1)
-        seed_list, weights = (), str((folder.path / "weights.pt").absolute())
+    else:
+        experiment, weights = finished_experiment(run, common)
     from ntkexp.kernel_file.kernel import EmpiricalKernel
 
-    chosen_outputs, data = read_outputs(outputs), experiment.draw()
+    chosen_outputs = read_outputs(outputs)
     kernel = EmpiricalKernel(
         experiment,
-        data,
+        experiment.draw(),
         tiles_at_once(engine),
         seed_list,
         chosen_outputs,
@@ -326,6 +308,22 @@ def tangent(
         weights_at.value,
     )
     fill_file(kernel, out, engine, options, common)
+
+
+def finished_experiment(run: Path, common: CommonOptions) -> tuple[Experiment, str]:
+    """Return the experiment of a finished run, and the path of its weights."""
+    from ntkexp.config.build import admit
+    from ntkexp.records.folder import RunFolder
+    from ntkexp.run.environment import fix_circumstances
+    from ntkexp.run.execute import rebuild_experiment
+
+    folder = RunFolder(run.expanduser())
+    if folder.state in {"running", "interrupted", "dead"}:
+        raise Mistake(f"--run={run} is not finished; `ntkexp resume` continues it")
+    folder.check("weights.pt")
+    experiment = rebuild_experiment(folder, admit(common.trusted))
+    fix_circumstances(experiment, experiment.threads or 1)
+    return experiment, str((folder.path / "weights.pt").absolute())
 
 
 def read_outputs(outputs: str) -> ChosenOutputs:

@@ -4,11 +4,11 @@ or compare kernels."""
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, astuple, fields
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
@@ -26,7 +26,8 @@ from ntkexp.report.tables import Column, Table, format_text, text_column
 from ntkexp.text import rate
 
 if TYPE_CHECKING:
-    from ntkexp.kernel_file.predict import Entries, KernelPredictions, Score
+    from ntkexp.kernel_file.predict import Entries, KernelPredictions, Score, Study
+    from ntkexp.records.kernel_file import KernelMatrix
 
 
 class Solver(StrEnum):
@@ -126,17 +127,8 @@ def predict(
         memory_gb=memory_gb,
     )
     matrix = open_matrix(file.expanduser())
-    if overrides:  # raise if the kernel file was computed for different data
-        from ntkexp.kernel_file.kernel import data_digest
-
-        if (
-            data_digest(common.compose(overrides).draw())
-            != matrix.description["data_sha256"]
-        ):
-            raise Mistake(
-                f"{file} was computed for other data than {' '.join(overrides)}; leave that out, "
-                "or compute its kernel"
-            )
+    if overrides:
+        refuse_other_data(matrix, overrides, common, file)
     entries = Entries(matrix)
     predictions = list(
         predict_from(entries, settings, progress_listener(common.quiet).say)
@@ -149,21 +141,31 @@ def predict(
             )
     scores = [score for prediction in predictions for score in prediction.scores]
     folder = out.expanduser() if out else matrix.path.parent
+    name = matrix.path.stem
     columns = [field.name for field in fields(scores[0])]
     written = [
-        save(folder, f"{matrix.path.stem}.scores.csv", columns, map(astuple, scores)),
-        save(
-            folder,
-            f"{matrix.path.stem}.predictions.csv",
-            *outputs(entries, predictions),
-        ),
+        save(folder, f"{name}.scores.csv", columns, map(astuple, scores)),
+        save(folder, f"{name}.predictions.csv", *outputs(entries, predictions)),
     ]
     if common.as_json:
         rows = [asdict(score) for score in scores]
         write_json({"scores": rows, "files": [str(path) for path in written]})
     elif not common.quiet:
-        sys.stdout.write(
-            f"{table(scores)}\n\n" + "".join(f"{path}\n" for path in written)
+        paths = "".join(f"{path}\n" for path in written)
+        sys.stdout.write(f"{table(scores)}\n\n{paths}")
+
+
+def refuse_other_data(
+    matrix: KernelMatrix, overrides: Sequence[str], common: CommonOptions, file: Path
+) -> None:
+    """Raise if a kernel file was computed for other data than those of the overrides."""
+    from ntkexp.kernel_file.kernel import data_digest
+
+    data = common.compose(overrides).draw()
+    if data_digest(data) != matrix.description["data_sha256"]:
+        raise Mistake(
+            f"{file} was computed for other data than {' '.join(overrides)}; leave that out, "
+            "or compute its kernel"
         )
 
 
@@ -210,19 +212,12 @@ def outputs(
                 prediction.solved.ridge,
                 split,
             )
-            for k, (row_index, values, spread) in enumerate(
-                zip(indices, predicted.mean.tolist(), deviation, strict=True)
+            for k, values, spread in zip(
+                indices, predicted.mean.tolist(), deviation, strict=True
             ):
-                labels_of_row = (int(index[row_index]), int(entries.labels[row_index]))
-                rows.append(
-                    (
-                        *head,
-                        *labels_of_row,
-                        *entries.targets[points.start + k].tolist(),
-                        *values,
-                        spread,
-                    )
-                )
+                point = (int(index[k]), int(entries.labels[k]))
+                targets = entries.targets[k].tolist()
+                rows.append((*head, *point, *targets, *values, spread))
     return header, rows
 
 
@@ -245,20 +240,24 @@ def save(
 def table(scores: Sequence[Score]) -> str:
     """Format the scores as a table for the terminal."""
     columns = (
-        *(
-            Column("kernel", number=False),
-            Column("trained", number=False),
-            Column("ridge"),
-        ),
-        *(
-            Column("split", number=False),
-            Column("points"),
-            Column("accuracy", spell=rate),
-        ),
+        Column("kernel", number=False),
+        Column("trained", number=False),
+        Column("ridge"),
+        Column("split", number=False),
+        Column("points"),
+        Column("accuracy", spell=rate),
         *map(Column, ("RMSE", "R²", "log loss", "ECE")),
         Column("solved by", number=False),
     )
     return format_text(Table(columns, tuple(map(astuple, scores))))
+
+
+STUDY_COLUMNS = (
+    *("name", "kernel", "points", "ridge", "accuracy", "rmse", "r2"),
+    *("published", "published_with"),
+)
+StudyRow: TypeAlias = Mapping[str, str | float | None]
+"""The scores of one kernel on the test split, by column."""
 
 
 def study(
@@ -300,11 +299,10 @@ def study(
     )
 
     definition = read_study(name, Choices(config_folders(common.config_dir)))
-    settings, folder = (
-        PredictionSettings(ridge=read_ridge(ridge)),
-        (out or KERNELS_FOLDER).expanduser(),
-    )
-    chosen, rows = choose(engine, workers), list[list[str | float | None]]()
+    settings = PredictionSettings(ridge=read_ridge(ridge))
+    folder = (out or KERNELS_FOLDER).expanduser()
+    chosen = choose(engine, workers)
+    rows = list[StudyRow]()
     for kernel_name, kernel_overrides in definition.overrides(overrides or []).items():
         experiment = compose_for_tiles(kernel_overrides, common)
         kernel = InfiniteKernel(experiment, experiment.draw(), tiles_at_once(chosen))
@@ -312,49 +310,30 @@ def study(
             kernel, default_path(kernel, folder), chosen, workers, force=False
         )
         entries = Entries(filling.fill(common.trusted, quiet=common.quiet))
-        predictions = list(predict(entries, settings, lambda text: None))
-        for score in (
-            score
-            for prediction in predictions
-            for score in prediction.scores
-            if score.split == "test"
-        ):
-            published = (
-                definition.published.get(kernel_name) if score.kernel == "ntk" else None
-            )
-            source = definition.published_with if published else None
-            numbers = [score.ridge, score.accuracy, score.rmse, score.r2]
-            rows.append(
-                [kernel_name, score.kernel, score.points, *numbers, published, source]
-            )
-    header = [
-        "name",
-        "kernel",
-        "points",
-        "ridge",
-        "accuracy",
-        "rmse",
-        "r2",
-        "published",
-        "published_with",
-    ]
-    file = save(folder, f"{name}.study.csv", header, rows)
-    show_study(
-        [dict(zip(header, row, strict=True)) for row in rows],
-        file,
-        quiet=common.quiet,
-        as_json=common.as_json,
-    )
+        for prediction in predict(entries, settings, lambda text: None):
+            rows += study_rows(definition, kernel_name, prediction.scores)
+    values = [list(row.values()) for row in rows]
+    file = save(folder, f"{name}.study.csv", STUDY_COLUMNS, values)
+    show_study(rows, file, quiet=common.quiet, as_json=common.as_json)
+
+
+def study_rows(
+    definition: Study, name: str, scores: Sequence[Score]
+) -> Iterator[StudyRow]:
+    """Yield a row for each score on the test split."""
+    for score in scores:
+        if score.split != "test":
+            continue
+        published = definition.published.get(name) if score.kernel == "ntk" else None
+        source = definition.published_with if published else None
+        numbers = (score.points, score.ridge, score.accuracy, score.rmse, score.r2)
+        row = (name, score.kernel, *numbers, published, source)
+        yield dict(zip(STUDY_COLUMNS, row, strict=True))
 
 
 def show_study(
-    rows: Sequence[Mapping[str, str | float | None]],
-    file: Path,
-    *,
-    quiet: bool,
-    as_json: bool,
+    rows: Sequence[StudyRow], file: Path, *, quiet: bool, as_json: bool
 ) -> None:
-
     if as_json:
         write_json({"study": [dict(row) for row in rows], "file": str(file)})
     elif not quiet:

@@ -371,19 +371,8 @@ def failure(error: Exception) -> tuple[str, int] | None:  # noqa: PLR0911  a tab
             getattr(error, "option_name", "")
         ):
             return advice, 2
-        case UsageError():  # reword Typer's message in the style of this package
-            text = (
-                str(getattr(error, "format_message", error.__str__)())
-                .strip()
-                .removesuffix(".")
-            )
-            command = getattr(getattr(error, "ctx", None), "command_path", "ntkexp")
-            advice = (
-                ""
-                if "Did you mean" in text or "Possible" in text
-                else f"; `{command} --help` lists all options"
-            )
-            return f"{text[:1].lower()}{text[1:]}{advice}", 2
+        case UsageError():
+            return usage_message(error), 2
         case OSError() if error.errno in FAULTS:
             return fault(error)
         case UnicodeEncodeError() if error.reason == "surrogates not allowed":
@@ -404,16 +393,31 @@ def failure(error: Exception) -> tuple[str, int] | None:  # noqa: PLR0911  a tab
     return f"{line}; {SHOW_TRACEBACK}", 2
 
 
+def usage_message(error: Exception) -> str:
+    """Reword a usage error of Typer in the style of this package."""
+    text = str(getattr(error, "format_message", error.__str__)())
+    text = text.strip().removesuffix(".")
+    text = text[:1].lower() + text[1:]
+    if "Did you mean" in text or "Possible" in text:
+        return text
+    command = getattr(getattr(error, "ctx", None), "command_path", "ntkexp")
+    return f"{text}; `{command} --help` lists all options"
+
+
 def fault(error: OSError) -> tuple[str, int]:
     """Return the message and the exit status for an operating system error."""
     try:
         sys.stdout.flush()
     except OSError:  # redirect stdout, else Python would print another error at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if error.filename == STDOUT and error.errno == errno.EPIPE:
+        return FAULTS[errno.EPIPE], 1
     if error.filename == STDOUT and error.errno is not None:
-        is_closed_pipe = error.errno == errno.EPIPE
-        unwritten = f"the output cannot be written to stdout ({os.strerror(error.errno)}); send it elsewhere"
-        return FAULTS[errno.EPIPE] if is_closed_pipe else unwritten, 1
+        reason = os.strerror(error.errno)
+        return (
+            f"the output cannot be written to stdout ({reason}); send it elsewhere",
+            1,
+        )
     return fault_in_words(error), 2 if error.errno in DENIED else 1
 
 

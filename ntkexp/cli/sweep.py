@@ -4,6 +4,7 @@ or list them with `--dry-run`."""
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -35,7 +36,7 @@ from ntkexp.text import counted
 
 if TYPE_CHECKING:
     from ntkexp.engine.base import AbstractEngine
-    from ntkexp.sweep.plan import Plan, PlannedRun, RunStatus
+    from ntkexp.sweep.plan import Plan, PlannedRun, RunCost, RunStatus
 
 
 def sweep(
@@ -105,19 +106,29 @@ def sweep(
                 write_record(plan, statuses_after, changed=True)
     for run in plan.distinct:
         write_events(plan.folder(run).path, tensorboard and plan.folder(run).done)
+    print_sweep(plan, statuses_after, ended, quiet=common.quiet, as_json=common.as_json)
+    all_done = all(status.state == "done" for status in statuses_after.values())
+    raise typer.Exit(0 if all_done else 1)
+
+
+def print_sweep(
+    plan: Plan,
+    statuses: Mapping[str, RunStatus],
+    ended: Mapping[str, Ended],
+    *,
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    """Print the failures and the summary of a sweep."""
     divergences = {run.name: divergence(plan, run) for run in plan.distinct}
-    list_failures(plan, statuses_after, divergences)
-    if common.as_json:
+    list_failures(plan, statuses, divergences)
+    if as_json:
         from ntkexp.sweep.plan import record
 
-        write_json({**record(plan, statuses_after).fields, "record": str(plan.record)})
-    elif not common.quiet:
-        sys.stdout.write(
-            f"{summary_line(plan, statuses_after, divergences, ended)}\n{plan.record}\n"
-        )
-    raise typer.Exit(
-        1 if any(status.state != "done" for status in statuses_after.values()) else 0
-    )
+        write_json({**record(plan, statuses).fields, "record": str(plan.record)})
+    elif not quiet:
+        line = summary_line(plan, statuses, divergences, ended)
+        sys.stdout.write(f"{line}\n{plan.record}\n")
 
 
 def list_failures(
@@ -183,15 +194,14 @@ def summary_line(
 ) -> str:
     """Summarise the numbers of runs in each state in one line."""
     done = [run for run in plan.distinct if statuses[run.name].state == "done"]
+    states = Counter(status.state for status in statuses.values())
     counts = {
         "done": len(done),
         "diverged": sum(bool(divergences[run.name]) for run in done),
         "done just now": sum(end.how == "done" for end in ended.values()),
-        "failed": sum(status.state == "failed" for status in statuses.values()),
-        "running elsewhere": sum(
-            status.state == "running" for status in statuses.values()
-        ),
-        "unfinished": sum(status.state == "unfinished" for status in statuses.values()),
+        "failed": states["failed"],
+        "running elsewhere": states["running"],
+        "unfinished": states["unfinished"],
     }
     parts = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
     advice = "; `--retry-failed` runs them again" if counts["failed"] else ""
@@ -209,48 +219,44 @@ def show_plan(
     engine: AbstractEngine,
 ) -> None:
     """Print the runs of a sweep, with estimates of their time and memory."""
-    from ntkexp.config.plain_yaml import spell_value
     from ntkexp.sweep.jobs import IDLE
     from ntkexp.sweep.plan import Estimator, finished_speed
-    from ntkexp.text import aligned, counted, duration
+    from ntkexp.text import duration
 
     estimate = Estimator()
     costs = {run.name: estimate(run.experiment) for run in plan.distinct}
-    rows = [
-        [
-            run.name,
-            *(spell_value(value) for value in run.point.values.values()),
-            str(run.point.seed),
-            statuses[run.name].state,
-            duration(costs[run.name].seconds),
-            f"{costs[run.name].bytes / 1e9:.1f} GB",
-        ]
-        for run in plan.runs
-    ]
-    header = ["run", *plan.sweep.axes, "seed", "state", "core time", "memory"]
-    sys.stdout.write(
-        aligned(header, rows, [False, *[True] * (len(header) - 1)]).rstrip() + "\n\n"
-    )
+    sys.stdout.write(f"{format_plan(plan, statuses, costs)}\n\n")
     # the wall times of finished runs measure the speed of this machine and its other work
     speed = finished_speed(plan, estimate)
     seconds = [costs[run.name].seconds / (speed or 1.0) for run in selected]
     basis = IDLE if speed is None else "as fast as the finished runs"
     total = max([sum(seconds) / engine.workers, *seconds])
-    total_bytes = (
-        max([costs[run.name].bytes for run in selected], default=0.0) * engine.workers
-    )
-    # the estimates assume all steps, but runs with stop_at_loss may end earlier
-    may_stop_early = any(run.experiment.stop_at_loss is not None for run in selected)
-    remark = (
-        ", or less: stop_at_loss may end runs sooner than all their steps"
-        if may_stop_early
-        else ""
-    )
+    largest = max([costs[run.name].bytes for run in selected], default=0.0)
+    memory = f"{largest * engine.workers / 1e9:.1f} GB"
+    remark = ""
+    if any(run.experiment.stop_at_loss is not None for run in selected):
+        remark = ", or less: stop_at_loss may end runs sooner than all their steps"
     sys.stdout.write(
         f"{plan.sweep.name}: {len(selected)} of {counted(len(plan.distinct), 'run')} to do, about {duration(total)} "
-        f"and up to {total_bytes / 1e9:.1f} GB with {counted(engine.workers, 'worker')}, {basis}{remark}\n"
+        f"and up to {memory} with {counted(engine.workers, 'worker')}, {basis}{remark}\n"
     )
-    for mistake in dict.fromkeys(
-        cost.mistake for cost in costs.values() if cost.mistake
-    ):
+    mistakes = [cost.mistake for cost in costs.values() if cost.mistake]
+    for mistake in dict.fromkeys(mistakes):
         sys.stderr.write(f"ntkexp: would fail: {mistake}\n")
+
+
+def format_plan(
+    plan: Plan, statuses: Mapping[str, RunStatus], costs: Mapping[str, RunCost]
+) -> str:
+    """Format a table with a row for each run: its settings, state and cost."""
+    from ntkexp.config.plain_yaml import spell_value
+    from ntkexp.text import aligned, duration
+
+    rows = []
+    for run in plan.runs:
+        cost = costs[run.name]
+        values = [spell_value(value) for value in run.point.values.values()]
+        settings = [run.name, *values, str(run.point.seed), statuses[run.name].state]
+        rows.append([*settings, duration(cost.seconds), f"{cost.bytes / 1e9:.1f} GB"])
+    header = ["run", *plan.sweep.axes, "seed", "state", "core time", "memory"]
+    return aligned(header, rows, [False, *[True] * (len(header) - 1)]).rstrip()

@@ -135,14 +135,12 @@ def print_results(folder: Path, *, quiet: bool, as_json: bool, verbose: bool) ->
 
     ladder = read_results(folder / "results.csv")
     if as_json:
-        rows = [asdict(row) for row in ladder]
-        diverged = bool(facts.get("diverged"))
         write_json(
             {
                 "folder": str(folder),
                 "outcome": outcome,
-                "diverged": diverged,
-                "results": rows,
+                "diverged": bool(facts.get("diverged")),
+                "results": [asdict(row) for row in ladder],
             }
         )
         return
@@ -155,12 +153,10 @@ def print_results(folder: Path, *, quiet: bool, as_json: bool, verbose: bool) ->
     )
 
     verdict = bold(wrap(ladder_sentence(ladder, diverged=bool(facts["diverged"]))))
+    table = format_errors(ladder)
     if verbose:
-        table = format_ladder(
-            ladder, of_machines(read_timings(folder / "timings.csv"))
-        ).rstrip()
-    else:
-        table = format_errors(ladder)
+        timings = of_machines(read_timings(folder / "timings.csv"))
+        table = format_ladder(ladder, timings).rstrip()
     table = green_lines(table, exact_machines(ladder))
     sys.stdout.write(f"\n{verdict}\n\n{table}\n\n")
     write_out(f"{wrap(outcome)}\n{folder}\n")

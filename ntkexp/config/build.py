@@ -71,6 +71,8 @@ SOURCE_FOLDER = Path(__file__).parents[2]
 def component_class(
     target: object, base: type[Component], key: str, trusted: Collection[str] = ()
 ) -> type[Component]:
+    """Import the class with the name `target`. Raise unless it is a concrete subclass of
+    `base`, from this package or trusted code."""
     override = f"{key}._target_={target}".removeprefix(".")
     module_name, _, name = str(target).rpartition(".")
     if (
@@ -87,17 +89,7 @@ def component_class(
             f"{override} lies outside {PACKAGE}, and is imported only if you trust it",
             package,
         )
-    parent, _, file = module_name.rpartition(".")
-    folder = SOURCE_FOLDER.joinpath(*parent.split("."))
-    if (
-        is_in_this_package(module_name)
-        and (folder / f"{file}.py").is_file()
-        and import_module(parent).__name__ in LAZY_PACKAGES
-    ):
-        classes = [f"{parent}.{kind}" for kind in module_of_class((str(folder),))]
-        raise Mistake(
-            f"{override}: name classes by their package, not by their file{nearest(f'{parent}.{name}', classes)}"
-        )
+    refuse_file_name(module_name, name, override)
     module = import_named(module_name, override)
     try:
         kind = getattr(module, name)
@@ -111,6 +103,21 @@ def component_class(
             f"{override} is not a class of {base.__name__} that can be built; choose one, such as {example_path(base)}"
         )
     return kind
+
+
+def refuse_file_name(module_name: str, name: str, override: str) -> None:
+    """Raise if the name of a class of this package contains the name of its file."""
+    parent, _, file = module_name.rpartition(".")
+    folder = SOURCE_FOLDER.joinpath(*parent.split("."))
+    if (
+        is_in_this_package(module_name)
+        and (folder / f"{file}.py").is_file()
+        and import_module(parent).__name__ in LAZY_PACKAGES
+    ):
+        classes = [f"{parent}.{kind}" for kind in module_of_class((str(folder),))]
+        raise Mistake(
+            f"{override}: name classes by their package, not by their file{nearest(f'{parent}.{name}', classes)}"
+        )
 
 
 def import_named(name: str, override: str) -> ModuleType:
@@ -168,7 +175,7 @@ def admit_package(name: str) -> str:
         spec = None
     if spec is None:
         raise WrongArgument(
-            f"trust={name}: there is no such package; it takes a package's name, or a file my_net.py",
+            f"trust={name}: there is no such package; it takes the name of a package, or a file my_net.py",
             "trust",
         )
     folders = spec.submodule_search_locations
@@ -308,7 +315,7 @@ class Builder:
             return component_class(node["_target_"], base, key, self.trusted)
         if not can_be_built(base):
             raise Mistake(
-                f"{key} has no _target_, so it is not of class {base.__name__}; name one, such as {example_path(base)}"
+                f"{key} has no _target_; name a class of {base.__name__}, such as {example_path(base)}"
             )
         return base
 
@@ -363,7 +370,8 @@ def config_keys(
     """Yield every dotted key of the chosen components, with its pydantic field."""
     for name, field in kind.model_fields.items():
         yield f"{prefix}{name}", field
-        child, bases = tree.get(name), component_bases(field.annotation)
+        child = tree.get(name)
+        bases = component_bases(field.annotation)
         if isinstance(child, Mapping) and bases:
             key = f"{prefix}{name}"
             yield f"{key}._target_", FieldInfo(annotation=str)
@@ -383,13 +391,11 @@ def unknown_key(
     original_key = key
     parent, _, last = key.rpartition(".")
 
-    # suggest a key of the same name in another group;
-    # prefer the one with the fewest dots
-    same_name = sorted(
-        (other for other in known if other.split(".")[-1] == last), key=nesting_depth
-    )
+    # suggest a key of the same name in another group; prefer the fewest dots
+    same_name = [other for other in known if other.split(".")[-1] == last]
     if same_name:
-        return Mistake(f"{key}: there is no such key; did you mean '{same_name[0]}'?")
+        closest = min(same_name, key=nesting_depth)
+        return Mistake(f"{key}: there is no such key; did you mean '{closest}'?")
 
     # suggest this package's key for a name from another library
     equivalent = KEYS.get(last.lower(), "")
@@ -397,10 +403,23 @@ def unknown_key(
         if equivalent in {*known, *chosen} or "=" in equivalent:
             return Mistake(f"{key}: there is no such key; did you mean '{equivalent}'?")
         key = equivalent
-        parent, _, last = equivalent.rpartition(".")
 
-    # suggest a key of another option; prefer an option named like the key,
-    # then the one with fewest keys
+    suggestion = option_with_key(key, chosen, choices)
+    if suggestion is not None:
+        return Mistake(f"{original_key}: {suggestion}")
+    hint = spelling_hint(key, known)
+    if not hint:
+        return UnknownKey(f"{key}: there is no such key")
+    return Mistake(f"{key}: there is no such key{hint}")
+
+
+def option_with_key(
+    key: str, chosen: Mapping[str, str], choices: Choices
+) -> str | None:
+    """Return a sentence that suggests another option, which has this key, or None.
+
+    Prefer an option named like the key, then the option with the fewest keys."""
+    last = key.rpartition(".")[2]
     elsewhere = [
         (group, option)
         for group, current in chosen.items()
@@ -408,36 +427,35 @@ def unknown_key(
         if option != current
         and {key, f"{group}.{key}"} & choices.keys(group, option).keys()
     ]
-    if elsewhere:
-        group, option = min(
-            elsewhere,
-            key=lambda choice: (choice[1] != last, len(choices.keys(*choice))),
-        )
-        return Mistake(
-            f"{original_key}: {group}={chosen[group]} has no such key, {group}={option} has it; "
-            f"did you mean '{group}={option} {group}.{last}=…'?"
-        )
+    if not elsewhere:
+        return None
+    group, option = min(
+        elsewhere, key=lambda choice: (choice[1] != last, len(choices.keys(*choice)))
+    )
+    return (
+        f"{group}={chosen[group]} has no such key, {group}={option} has it; did you mean "
+        f"'{group}={option} {group}.{last}=…'?"
+    )
 
-    # Suggest the most similar spelling. For a key in a group, compare its last part
-    # with the keys of the group. For a key without a group, compare it with the last
-    # parts of all keys. If no group has this name, compare the full keys.
+
+def spelling_hint(key: str, known: Collection[str]) -> str:
+    """Return a hint that suggests the key with the most similar spelling, or lists the
+    keys of the group, or "".
+
+    Compare the last part of a key in a group with the keys of the group, and a key
+    without a group with the last parts of all keys. If the group is unknown, compare
+    full keys."""
+    parent, _, last = key.rpartition(".")
     siblings = [other for other in known if other.rpartition(".")[0] == parent]
-    candidates = {
-        other.split(".")[-1]: other
-        for other in sorted(
-            siblings if parent else known, key=nesting_depth, reverse=True
-        )
-    }
-    if closest := get_close_matches(last, candidates, n=1, cutoff=0.5):
-        hint = f"; did you mean '{candidates[closest[0]]}'?"
-    else:
-        hint = "" if candidates else nearest(key, known)
-        sibling_keys = [other for other in siblings if not other.endswith("_target_")]
-        if sibling_keys and not hint:
-            hint = f"; its keys are {', '.join(sibling_keys)}"
-    if not hint:
-        return UnknownKey(f"{key}: there is no such key")
-    return Mistake(f"{key}: there is no such key{hint}")
+    by_depth = sorted(siblings if parent else known, key=nesting_depth, reverse=True)
+    candidates = {other.split(".")[-1]: other for other in by_depth}
+    closest = get_close_matches(last, candidates, n=1, cutoff=0.5)
+    if closest:
+        return f"; did you mean '{candidates[closest[0]]}'?"
+    if not candidates:
+        return nearest(key, known)
+    sibling_keys = [other for other in siblings if not other.endswith("_target_")]
+    return f"; its keys are {', '.join(sibling_keys)}" if sibling_keys else ""
 
 
 def nesting_depth(key: str) -> int:

@@ -56,8 +56,8 @@ def shipped() -> Path:
     """Return the package's folder of YAML files: inside an installed package,
     or next to it."""
     package = Path(__file__).resolve().parents[1]
-    installed, in_repository = package / "configs", package.parent / "configs"
-    return installed if installed.is_dir() else in_repository
+    installed = package / "configs"
+    return installed if installed.is_dir() else package.parent / "configs"
 
 
 # --- The options in these folders.
@@ -191,11 +191,8 @@ def title(group: str, option: str, choices: Choices) -> str:
         return f"{group}={option}"
     common = choices.common()
     key = next((key for key in common if key.split(".")[-1] == group), group)
-    return (
-        f"{key}={option}"
-        if common.get(key) in choices.options(group)
-        else f"{key}=[{option}]"
-    )
+    takes_one = common.get(key) in choices.options(group)
+    return f"{key}={option}" if takes_one else f"{key}=[{option}]"
 
 
 def key_lines(file: Path) -> Iterator[str]:
@@ -271,9 +268,8 @@ def complete(words: Sequence[str], unfinished: str, choices: Choices) -> list[st
 def rejoin_lists(words: Sequence[str]) -> list[str]:
     """Rejoin words that bash split at '='. Other shells pass complete words.
 
-    The last item of the result belongs to the unfinished word. It is the part up to and
-    including '=', or '' if there is no '='. If bash has dropped the '=' of `model=`,
-    restore it.
+    The last item of the result is the part of the unfinished word up to and including
+    '=', or '' if there is no '='. If bash has dropped the '=' of `model=`, restore it.
 
     >>> rejoin_lists(["data", "=", "table", "model", "="]), rejoin_lists(["data=table"]), rejoin_lists(["model"])
     (['data=table', 'model='], ['data=table', ''], ['model='])

@@ -52,7 +52,7 @@ from ntkexp.config.plain_yaml import as_yaml, read_yaml, refuse_reference_growth
 from ntkexp.experiment.experiment import Experiment
 from ntkexp.mistake import (
     HIDDEN,
-    SHORTEST,
+    MIN_HIDDEN_LETTERS,
     HydraSetting,
     Mistake,
     first_line,
@@ -102,7 +102,8 @@ def split(text: str) -> Override:
 
 
 def read_option(override: Override, choices: Choices) -> str:
-    group, options = override.key, choices.options(override.key)
+    group = override.key
+    options = choices.options(group)
     name = override.value.strip("'\"")
     if not name:
         raise Mistake(
@@ -137,7 +138,8 @@ def read_value(override: Override, field: FieldInfo) -> Any:
         )
     try:
         parsed = OverridesParser.create().parse_override(str(override))
-        is_sweep, value = parsed.is_sweep_override(), parsed.value()
+        is_sweep = parsed.is_sweep_override()
+        value = parsed.value()
     # numbers with 5000 digits raise ValueError, and 500 nested brackets RecursionError
     except (HydraException, ValueError, RecursionError):
         if may_be_text(field.annotation):
@@ -364,14 +366,15 @@ class Composer:
                 OmegaConf.update(config, override.key, value, force_add=True)
             except OmegaConfBaseException as error:
                 raise Mistake(f"{override}: {first_line(error)}") from None
-            target = (
-                override.key.endswith("._target_") or f"{override.key}._target_" in keys
+            changes_component = (
+                override.key.endswith("._target_")
+                or f"{override.key}._target_" in keys
+                or isinstance(value, Mapping)
             )
-            if target or isinstance(value, Mapping):
-                keys = {}  # the component changed, so look up its keys again
-        return Resolved(
-            follow_references(config, self.builder, chosen), chosen, self.builder
-        )
+            if changes_component:
+                keys = {}  # look up the keys of the new component
+        tree = follow_references(config, self.builder, chosen)
+        return Resolved(tree, chosen, self.builder)
 
 
 def known_keys(config: DictConfig, builder: Builder) -> dict[str, FieldInfo]:
@@ -398,8 +401,7 @@ def follow_references(
             # ${oc.deprecated:…} would print the library's own text
             warnings.simplefilter("ignore")
             return plain_data(config, resolve=True)
-    # a value is still OmegaConf's placeholder `???`
-    except MissingMandatoryValue as error:
+    except MissingMandatoryValue as error:  # a value is still the placeholder `???`
         key = str(error.full_key)
         field = known_keys(config, builder).get(key)
         kind = f": it takes {accepted_values(field)}" if field else ""
@@ -440,7 +442,11 @@ def of_environment(name: str, *default: Any) -> Any:
             "because a value may be a secret, and results store it; write the value itself"
         )
     value = oc.env(name, *default)
-    if isinstance(value, str) and len(value) >= SHORTEST and name in os.environ:
+    if (
+        isinstance(value, str)
+        and len(value) >= MIN_HIDDEN_LETTERS
+        and name in os.environ
+    ):
         HIDDEN[value] = f"${{oc.env:{without_secrets(name)}}}"
     return value
 

@@ -158,16 +158,12 @@ def refusal(
     as the user wrote them."""
     first = error.errors()[0]
     # if a key is missing, report an unknown key first: it may be the misspelled key
-    if first["type"] == "missing":
-        first = next(
-            (other for other in error.errors() if other["type"] == "extra_forbidden"),
-            first,
-        )
-    reason = (
-        str(first.get("ctx", {}).get("error", ""))
-        if first["type"] == "value_error"
-        else ""
-    )
+    unknown = [other for other in error.errors() if other["type"] == "extra_forbidden"]
+    if first["type"] == "missing" and unknown:
+        first = unknown[0]
+    reason = ""
+    if first["type"] == "value_error":
+        reason = str(first.get("ctx", {}).get("error", ""))
     # pydantic's error concerns several fields, and its message names them
     if not first["loc"]:
         return Mistake(reason or f"{key}: {first['msg']}".removeprefix(": "))

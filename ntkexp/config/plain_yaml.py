@@ -117,14 +117,14 @@ def refuse_large_expansion(root: yaml.Node) -> None:
             limit = (
                 f"{MAX_YAML_ENTRIES} entries" if is_large else f"{MAX_NESTING} levels"
             )
-            problem = f"its anchors and ${{…}} make more than {limit} of it"
+            problem = f"its anchors and ${{…}} expand to more than {limit}"
             raise ComposerError(None, None, problem, mark)
         parts: list[yaml.Node] = []
         if isinstance(node, yaml.MappingNode):
             parts = [part for pair in node.value for part in pair]
         elif isinstance(node, yaml.SequenceNode):
             parts = list(node.value)
-        # visit parts in document order; an error names the line of the top-level entry
+        # visit parts in document order; errors name the line of the top-level entry
         waiting.extend(
             (part, depth + 1, part.start_mark if node is root else mark)
             for part in reversed(parts)
@@ -158,20 +158,14 @@ def refuse_reference_growth(tree: Mapping[str, Any]) -> None:
     entries = 0
     for path, node in nodes.items():
         if has_references(node):
-            entries = entries_with_text(nodes, path, entries)
+            entries = count_copies(nodes, path, entries)
 
 
-def entries_with_text(
-    nodes: Mapping[NodePath, Any], text: NodePath, entries: int
-) -> int:
-    """Return `entries`, plus the number of entries that the references in one text
-    copy.
-
-    `text` is the path of the text.
-    """
-    # Nodes to visit. An item is a pair: a chain of texts, and the path of a node. The
-    # chain begins with `text`. Each text refers to the next one, and the last to the
-    # node.
+def count_copies(nodes: Mapping[NodePath, Any], text: NodePath, entries: int) -> int:
+    """Count the entries that the references in one text copy, and return the sum of
+    this count and `entries`. `text` is the path of the text."""
+    # Nodes to visit, each with the chain of references from `text` to the node: the
+    # paths of the texts that contain the references.
     waiting: list[tuple[tuple[NodePath, ...], NodePath]] = [((), text)]
     while waiting:
         chain, path = waiting.pop()
@@ -273,7 +267,9 @@ def read_yaml(file: Path) -> dict[str, Any]:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise yaml_mistake(error, file) from None
     if not isinstance(tree, dict | None):
-        raise Mistake(f"{file} holds no KEY: VALUE lines; write such as 'width: 64'")
+        raise Mistake(
+            f"{file} holds no KEY: VALUE lines; write, for example, 'width: 64'"
+        )
     return tree or {}
 
 

@@ -38,6 +38,15 @@ MAX_CLASSES = 1000
 WHITE_BYTE = 255
 CLASS_KINDS = "biuU"  # NumPy's kinds of truth values, integers and texts
 NUMBER_KINDS = "biuf"
+# zipfile raises RuntimeError for encryption and unknown compression
+UNREADABLE = (
+    OSError,
+    EOFError,
+    ValueError,
+    RuntimeError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
 
 
 class Arrays(AbstractSource):
@@ -82,9 +91,9 @@ class Arrays(AbstractSource):
 def read_inputs(
     array: Shaped[np.ndarray, " example *shape"], name: str
 ) -> tuple[Tensor, float]:
-    """Return the inputs as a tensor, and the number that means intensity 1.
+    """Return the inputs as a tensor, and the value `white` of intensity 1.
 
-    Bytes stay bytes, as intensities from 0 to 255.
+    Arrays of bytes are images with intensities from 0 to 255.
     """
     if array.dtype.kind not in NUMBER_KINDS:
         raise Mistake(
@@ -140,15 +149,7 @@ def read_arrays(
             return {name: archive[name] for name in names.values()}
     except Mistake:
         raise
-    # zipfile raises RuntimeError for encryption and unknown compression
-    except (
-        OSError,
-        EOFError,
-        ValueError,
-        RuntimeError,
-        zipfile.BadZipFile,
-        zlib.error,
-    ) as error:
+    except UNREADABLE as error:
         reason = one_line(str(error))
         if "allow_pickle" in reason:
             reason = "an array of Python objects is never read; save numbers or texts"

@@ -100,7 +100,7 @@ def one_line(text: str) -> str:
 
 Standardise = Literal["each", "all", "none"]
 """Standardise each feature separately, all features with common statistics (for
-pixels), or nothing. """
+pixels), or nothing."""
 
 # --- Operations on inputs and targets: scaling, filling gaps, noise
 
@@ -112,8 +112,8 @@ def scale_of(mode: Standardise, values: Tensor) -> Callable[[Tensor], Tensor]:
     A feature that is constant in these values is mapped to 0 everywhere, because a
     network cannot learn from it.
 
-    >>> measured = scale_of("each", torch.tensor([[1.0, 4.0], [3.0, 4.0]], dtype=torch.float64))
-    >>> measured(torch.tensor([[5.0, 6.0]], dtype=torch.float64)).tolist()
+    >>> scale = scale_of("each", torch.tensor([[1.0, 4.0], [3.0, 4.0]], dtype=torch.float64))
+    >>> scale(torch.tensor([[5.0, 6.0]], dtype=torch.float64)).tolist()
     [[3.0, 0.0]]
     """
     if mode == "none":
@@ -180,8 +180,8 @@ def add_label_noise(
 
 
 def share(count: int, number: int, phases: int) -> int:
-    """Return the number of examples or steps in phase `number`, if `phases` phases
-    share `count` equally. If there is a remainder, the first phases get one more.
+    """Divide `count` examples or steps equally among `phases` phases, and return the
+    share of phase `number`. If there is a remainder, the first phases get one more.
 
     >>> [share(128, number, 3) for number in range(3)]
     [43, 43, 42]
@@ -394,14 +394,14 @@ class AbstractSource(Component):
 
     @final
     def refuse_irreproducible(self, examples: Examples, seed: int) -> None:
-        """Raise if a source from outside this package draws other examples when it is
-        asked again with the same seed. A resumed run would continue with other data."""
+        """Raise if a source from outside this package draws different examples from the
+        same seed. A resumed run would then continue with different data."""
         if type(self).__module__.split(".")[0] == "ntkexp":
             return
         if not examples.equals(self.examples(examples_stream(seed))):
             raise Mistake(
                 f"data={self.option}: examples() returns other examples when it is called again "
-                "with the same seed; draw random numbers from its argument generator"
+                "with the same seed; draw random numbers from the argument generator"
             )
 
     @final
@@ -414,12 +414,11 @@ class AbstractSource(Component):
         phases = len(groups)
         splits: list[tuple[Tensor, ...]] = []
         for number, group in enumerate(groups):
-            # The order of a phase does not depend on other phases.
             order = group
             if not examples.as_given:
-                order = group[
-                    torch.randperm(len(group), generator=stream("order", seed))
-                ]
+                # a new generator, so that no phase affects the order of another one
+                generator = stream("order", seed)
+                order = group[torch.randperm(len(group), generator=generator)]
             train = share(self.train, number, phases)
             query = share(self.query, number, phases)
             test = None if self.test is None else share(self.test, number, phases)
@@ -437,10 +436,8 @@ class AbstractSource(Component):
                     f"data.train={self.train}: it leaves some of the {phases} phases without an "
                     "example; raise data.train"
                 )
-            tests = (
-                order[train + query :] if test is None else order[train + query : end]
-            )
-            splits.append((order[:train], order[train : train + query], tests))
+            rest = order[train + query :]
+            splits.append((order[:train], order[train : train + query], rest[:test]))
         return tuple(torch.cat(parts) for parts in zip(*splits, strict=True))
 
     @final
@@ -504,7 +501,7 @@ def refuse_leaks(train: Split, other_splits: Sequence[Split]) -> None:
 
 
 def refuse_constant(train: Split) -> None:
-    """Raise if the training targets of a phase, or of one output in it, are equal."""
+    """Raise if all training targets of a phase are equal in one output."""
     phases = 1 if train.phase is None else int(train.phase.max()) + 1
     for number, group in enumerate(
         phase_positions(train.phase, phases, len(train.target))

@@ -88,7 +88,8 @@ def read_idx(path: Path, axes: int) -> UInt8[Tensor, "..."]:
         raise Mistake(
             f"{quoted(path)} is cut short or damaged: it cannot be unzipped"
         ) from error
-    if len(raw) < 4 + 4 * axes or raw[:2] != b"\0\0":
+    header_size = 4 + 4 * axes
+    if len(raw) < header_size or raw[:2] != b"\0\0":
         raise Mistake(
             f"{quoted(path)} is not an IDX file: it begins with {raw[:4].hex(' ') or 'nothing'}"
         )
@@ -97,7 +98,6 @@ def read_idx(path: Path, axes: int) -> UInt8[Tensor, "..."]:
             f"{quoted(path)} holds IDX type {raw[2]:#04x} with {raw[3]} axes, where bytes "
             f"({BYTE:#04x}) with {axes} axes are expected"
         )
-    header_size = 4 + 4 * axes
     shape = unpack(f">{axes}I", raw[4:header_size])
     body = raw[header_size:]
     if len(body) != prod(shape) or not body:
@@ -125,8 +125,7 @@ CIFAR10_ADVICE = (
 
 
 def find_batches(folder: Path) -> tuple[Path, ...]:
-    """Return the training batches in a folder. If there are binary files,
-    ignore pickles."""
+    """Return the training batches in a folder. Prefer binary files to pickles."""
     for suffix in (".bin", ""):
         candidates = [folder / f"data_batch_{k}{suffix}" for k in range(1, 6)]
         paths = tuple(path for path in candidates if is_there(path))
@@ -149,19 +148,25 @@ def read_records(path: Path) -> UInt8[np.ndarray, "example 1+3*32*32"]:
     """Return the records of a batch, each a label followed by the bytes
     of the image."""
     raw = read_contents(path)
-    if path.suffix == ".bin":
-        if not raw or len(raw) % (1 + CIFAR10_PIXELS):
-            raise Mistake(
-                f"{quoted(path)} is cut short or damaged: {len(raw)} bytes are not whole records "
-                f"of {1 + CIFAR10_PIXELS}"
-            )
-        return np.frombuffer(raw, np.uint8).reshape(-1, 1 + CIFAR10_PIXELS)
+    if path.suffix != ".bin":
+        return read_pickled_records(path, raw)
+    if not raw or len(raw) % (1 + CIFAR10_PIXELS):
+        raise Mistake(
+            f"{quoted(path)} is cut short or damaged: {len(raw)} bytes are not whole records "
+            f"of {1 + CIFAR10_PIXELS}"
+        )
+    return np.frombuffer(raw, np.uint8).reshape(-1, 1 + CIFAR10_PIXELS)
+
+
+def read_pickled_records(
+    path: Path, raw: bytes
+) -> UInt8[np.ndarray, "example 1+3*32*32"]:
     try:
-        batch: Any = unpickle_plain(raw)  # keys are text if Python 3 wrote the file
-        match {
-            key.encode() if isinstance(key, str) else key: part
-            for key, part in batch.items()
-        }:
+        batch: Any = unpickle_plain(raw)
+        parts = {}
+        for key, part in batch.items():  # keys are text if Python 3 wrote the file
+            parts[key.encode() if isinstance(key, str) else key] = part
+        match parts:
             case {b"data": Array(values=pixels), b"labels": [*labels]}:
                 if labels and pixels.shape == (len(labels), CIFAR10_PIXELS):
                     return np.column_stack([np.array(labels, np.uint8), pixels])
@@ -188,8 +193,7 @@ def read_records(path: Path) -> UInt8[np.ndarray, "example 1+3*32*32"]:
 
 
 class Forbidden(pickle.UnpicklingError):
-    """The error if a pickle names a class or function that an array
-    of bytes does not need."""
+    """Raised if a pickle names a class or function that byte arrays do not need."""
 
 
 class Type:
@@ -287,10 +291,11 @@ class AbstractImages(AbstractSource):
     def pictures(self) -> Pictures:
         """Return all images and their labels."""
 
-    def examples(self, generator: torch.Generator) -> Examples:
-        chosen = (
-            tuple(range(len(self.names))) if self.classes == "all" else self.classes
-        )
+    def chosen_classes(self) -> tuple[int, ...]:
+        """Return the numbers of the chosen classes. Raise if they are invalid."""
+        if self.classes == "all":
+            return tuple(range(len(self.names)))
+        chosen = self.classes
         unknown = [k for k in chosen if not 0 <= k < len(self.names)]
         if unknown:
             labels_and_names = [
@@ -305,23 +310,23 @@ class AbstractImages(AbstractSource):
             raise Mistake(
                 f"data.classes={[*chosen]}: name at least two classes, each once, or all"
             )
+        return chosen
 
+    def examples(self, generator: torch.Generator) -> Examples:
+        chosen = self.chosen_classes()
         pictures, labels = self.pictures()
         if int(labels.max()) >= len(self.names):
             raise Mistake(
                 f"there is a label {int(labels.max())}, and the labels go from 0 to "
                 f"{len(self.names) - 1}"
             )
-        position = torch.full((len(self.names),), -1)
-        position[list(chosen)] = torch.arange(len(chosen))
-        encoded = position[labels.long()]
-        of_chosen = encoded >= 0
-        return Examples(
-            pictures[of_chosen],
-            encoded[of_chosen],
-            tuple(self.names[k] for k in chosen),
-            self.white,
-        )
+        # label ↦ index among the chosen classes, or −1
+        index_of_label = torch.full((len(self.names),), -1)
+        index_of_label[list(chosen)] = torch.arange(len(chosen))
+        target = index_of_label[labels.long()]
+        keep = target >= 0
+        names = tuple(self.names[k] for k in chosen)
+        return Examples(pictures[keep], target[keep], names, self.white)
 
 
 class Digits(AbstractImages):
@@ -383,9 +388,7 @@ class Clothes(AbstractImages):
         return read_small_pictures("clothes")
 
 
-MNIST_ADVICE = (
-    "MNIST's files can be had from storage.googleapis.com/cvdf-datasets/mnist"
-)
+MNIST_ADVICE = "get the files from storage.googleapis.com/cvdf-datasets/mnist"
 
 
 class MNIST(AbstractImages):

@@ -208,8 +208,8 @@ class Sequence(AbstractSource):
 
     @property
     def sources(self) -> tuple[AbstractSource, ...]:
-        """The source of each phase: the phase itself if it is a source, else `source`
-        restricted to the classes of the phase."""
+        """The source of each phase: the phase itself if it is a source, otherwise
+        `source` with the classes of the phase."""
         sources: list[AbstractSource] = []
         for phase in self.phases:
             if isinstance(phase, AbstractSource):
@@ -265,30 +265,34 @@ class Sequence(AbstractSource):
         phase_classes: tuple[tuple[str, ...], ...] = ()
         if names and self.outputs == "shared":
             phase_classes = tuple(part.classes for part in parts)
-        # Keep images as bytes if all phases have bytes with the same `white`.
-        first = parts[0]
-        all_bytes = all(
-            part.inputs.dtype == torch.uint8 and part.white == first.white
-            for part in parts
-        )
-        inputs = [
-            part.inputs
-            if all_bytes or part.one_hot
-            else part.inputs.double() / part.white
-            for part in parts
-        ]
+        inputs, white = joined_inputs(parts)
         return Examples(
-            torch.cat(inputs),
+            inputs,
             torch.cat(targets),
             names,
-            white=first.white if all_bytes else 1.0,
+            white=white,
             gaps=any(part.gaps for part in parts),
-            vocabulary=first.vocabulary,
-            one_hot=first.one_hot,
+            vocabulary=parts[0].vocabulary,
+            one_hot=parts[0].one_hot,
             phases=distinct_names(phase_names),
             phase=torch.cat(phase_numbers),
             phase_classes=phase_classes,
         )
+
+
+def joined_inputs(parts: Several[Examples]) -> tuple[Tensor, float]:
+    """Return the inputs of all phases, and the value of intensity 1.
+
+    Keep images as bytes if all phases have bytes with the same `white`.
+    """
+    white = parts[0].white
+    if all(part.inputs.dtype == torch.uint8 and part.white == white for part in parts):
+        return torch.cat([part.inputs for part in parts]), white
+    inputs = [
+        part.inputs if part.one_hot else part.inputs.double() / part.white
+        for part in parts
+    ]
+    return torch.cat(inputs), 1.0
 
 
 def shared_targets(parts: Several[Examples]) -> tuple[tuple[str, ...], list[Tensor]]:
@@ -371,8 +375,8 @@ def refuse_unlike(parts: Several[Examples], outputs: str) -> None:
         if outputs == "shared" and len(part.classes) != len(first.classes):
             raise Mistake(
                 f"data.phases: phase {number} has {len(part.classes)} classes and phase 1 "
-                f"{len(first.classes)}, which cannot share outputs; choose as many, or "
-                "data.outputs=own"
+                f"{len(first.classes)}, which cannot share outputs; choose equal numbers "
+                "of classes, or data.outputs=own"
             )
     if outputs == "own" and not first.classes:
         raise Mistake(

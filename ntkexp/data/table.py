@@ -53,8 +53,7 @@ from ntkexp.mistake import Mistake, nearest
 
 @dataclass(frozen=True)
 class Grid:
-    """A table of cells, as text without surrounding blanks. A
-    missing cell is an empty text."""
+    """A table of text cells without surrounding blanks. A missing cell is empty."""
 
     path: Path
     columns: tuple[str, ...]
@@ -107,14 +106,12 @@ class Grid:
             )
         if len(self.columns) == 1:
             raise Mistake(
-                f"{quoted(self.path)} has a single column, {brief(target)}, so nothing to learn it "
-                "from"
+                f"{quoted(self.path)} has a single column, {brief(target)}, and no features"
             )
 
 
 def list_names(names: Iterable[str], limit: int = 12) -> str:
-    """Return the first `limit` names as text. If some are left out, add the number of
-    all names.
+    """Return the first `limit` names as text. If there are more, add their total.
 
     >>> list_names(["a", "b", "c"], limit=2)
     "'a', 'b', … (3 in all)"
@@ -227,7 +224,7 @@ def read_text(path: Path) -> str:
     if position >= 0:
         line = raw.count(b"\n", 0, position) + 1
         raise Mistake(
-            f"{quoted(path)}, line {line}: byte 0x00 is in no text; save the table as text in UTF-8"
+            f"{quoted(path)}, line {line}: byte 0x00 cannot be in a text; save the table as text in UTF-8"
         )
     try:
         return raw.decode("utf-8-sig")
@@ -272,9 +269,8 @@ def read_parquet(path: Path) -> Grid:
 
 
 def is_learned(kind: Any, types: Any) -> bool:
-    """Return whether a column type holds numbers, text or truth values, possibly
-    dictionary-encoded.
-    """
+    """Return True if a Parquet column of this type holds numbers, texts or truth values,
+    which may be dictionary-encoded."""
     if types.is_dictionary(kind):
         return is_learned(kind.value_type, types)
     text = (

@@ -8,7 +8,7 @@ from pydantic import field_validator
 
 from ntkexp.diagnostics.base import AbstractDiagnostic, Measured, TrainingState
 from ntkexp.mistake import Mistake
-from ntkexp.model.foreign import files_imported, one_line
+from ntkexp.model.foreign import as_mistake, files_imported
 from ntkexp.model.user_function import FunctionInFile
 
 
@@ -47,6 +47,6 @@ class UserFunction(AbstractDiagnostic):
 
     def measure(self, state: TrainingState) -> Measured:
         measure = self.function.load()
-        with one_line(self.function.setting, self.function.file):
+        with as_mistake(self.function.setting, self.function.file):
             measured: Measured = measure(state)  # type: ignore[assignment]  # checked by its caller
         return measured

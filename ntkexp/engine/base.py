@@ -71,9 +71,8 @@ class Stepped:
 
 @dataclass(frozen=True)
 class Warned:
-    """An event: a job has given a warning, and continues. The function `work` collects
-    the warnings in `Ended.warnings`.
-    """
+    """A warning of a job that continues. The function `work` collects these events in
+    `Ended.warnings`."""
 
     name: str
     text: str
@@ -206,10 +205,10 @@ class Unfinished(RuntimeError):
 
 
 def reason_of_loss(event: Event, place: Path) -> str:
-    """Return the reason why a worker was lost. Return "" if the event reports no loss.
+    """Return the reason why a worker was lost, or "" if the event reports no loss.
 
-    If a job failed, raise `Unfinished`, because the other jobs for the result at
-    `place` would also fail."""
+    If a job failed, raise `Unfinished`: other jobs for the result at `place` would also
+    fail."""
     match event:
         case Ended(how="failed" | "broken"):
             raise Unfinished(f"{place}: {event.reason}")

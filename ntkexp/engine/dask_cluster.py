@@ -42,7 +42,7 @@ from ntkexp.engine.child import to_line
 from ntkexp.mistake import first_line
 
 CONNECT_SECONDS = 10.0  # default timeout for the connection to a scheduler
-SPELLING = "write dask:tcp://HOST:8786 or dask:scheduler.json, and ,timeout=SECONDS if 10 are not right"
+SPELLING = "write dask:tcp://HOST:8786 or dask:scheduler.json, optionally with ,timeout=SECONDS at the end"
 
 children: defaultdict[str, list[subprocess.Popen[str]]] = defaultdict(list)
 """On a worker: the child processes of each command, by the token of the command."""
@@ -112,9 +112,8 @@ def connect_client(address: str, timeout: float) -> Any:
         raise WrongEngine(
             f"dask:{address}: there is no such file; `dask scheduler --scheduler-file` writes one"
         )
-    logging.getLogger("distributed").setLevel(
-        logging.CRITICAL
-    )  # all errors are reported in one line
+    # all errors are reported in one line
+    logging.getLogger("distributed").setLevel(logging.CRITICAL)
     try:
         scheduler = address
         if by_file:
@@ -149,18 +148,16 @@ def carry_out(name: str, pickled: bytes, token: str) -> Ended:
 
     This function runs on a worker.
     """
-    threads = max(
-        1, len(os.sched_getaffinity(0)) // distributed.get_worker().state.nthreads
-    )
+    tasks_at_once = distributed.get_worker().state.nthreads
+    threads = max(1, len(os.sched_getaffinity(0)) // tasks_at_once)
     limits = {
         "OMP_NUM_THREADS": str(threads),
         "MKL_NUM_THREADS": str(threads),
         "OMP_WAIT_POLICY": "PASSIVE",
+        SAFE_PATH: "1",  # also for processes that the child starts
     }
-    limits[SAFE_PATH] = "1"  # also for processes that the child starts
-    with blocked(
-        signal.SIGINT
-    ):  # the new process unblocks SIGINT when it is ready to report its end
+    # the new process unblocks SIGINT when it is ready to report its end
+    with blocked(signal.SIGINT):
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "ntkexp.engine.child"],
             stdin=subprocess.PIPE,

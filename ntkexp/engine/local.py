@@ -79,8 +79,8 @@ class LocalWorkers(AbstractWorkers):
         self.listeners = ThreadPoolExecutor(count)
         self.running: set[BaseProcess] = set()
         self.futures: list[Future[Ended]] = []
-        # held while a process starts or is joined: multiprocessing then checks all
-        # child processes, and two threads must not do this at once
+        # held while a process starts or is joined, because multiprocessing then checks
+        # all child processes, which two threads must not do at once
         self.lock = threading.Lock()
 
     def submit(self, task: Task) -> Future[Ended]:
@@ -97,10 +97,8 @@ class LocalWorkers(AbstractWorkers):
             future = self.listeners.submit(
                 self.receive_events, task.name, process, ours
             )
-            self.futures = [
-                *(other for other in self.futures if not other.done()),
-                future,
-            ]
+            unfinished = [other for other in self.futures if not other.done()]
+            self.futures = [*unfinished, future]
         return future
 
     def receive_events(

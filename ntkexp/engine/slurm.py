@@ -42,7 +42,7 @@ from ntkexp.text import duration
 MAX_QUEUED_JOBS = 100  # default number of jobs in the queue at once
 QUEUE_POLL_SECONDS = 1.0  # interval between checks of the queue
 CANCEL_SECONDS = 60.0  # time to wait until cancelled jobs end
-# how often a job may be queued again after its time limit; it continues each time
+# number of times that a job may be queued again after its time limit
 REQUEUES = 1000
 RESOURCES: dict[str, tuple[str, Callable[[str], Any]]] = {
     "partition": ("slurm_partition", str),
@@ -77,8 +77,8 @@ class Slurm(AbstractEngine):
         minutes = self.parameters["timeout_min"]
         if seconds > 60 * minutes:
             raise WrongEngine(
-                f"slurm: a job ends after time={minutes} minutes, and nothing is kept before "
-                f"{duration(seconds)}, about; write such as time={ceil(seconds / 30)}"
+                f"slurm: a job ends after time={minutes} minutes, but first saves its work after "
+                f"about {duration(seconds)}; write, for example, time={ceil(seconds / 30)}"
             )
 
 

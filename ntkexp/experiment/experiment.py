@@ -94,13 +94,13 @@ class Experiment(Component):
 
     @property
     def loss_scale(self) -> float:
-        """The factor by which the loss is multiplied: 1/α² if the network is centred
+        """The factor of the loss: 1/α² if the network is centred
         (its outputs at initialization are subtracted), else 1."""
         return self.init.alpha**-2 if self.init.centred else 1.0
 
     def timetable(self) -> AbstractTimetable:
-        """Return the steps at which kernels, recorded arrays and diagnostics are
-        measured (snapshots)."""
+        """Return the steps of snapshots, which measure kernels, recorded arrays and
+        diagnostics."""
         return self.path.timetable(
             self.steps, self.switches, measures=bool(self.diagnostics)
         )
@@ -182,8 +182,8 @@ class Experiment(Component):
         example if leave-out effects are requested but cannot be computed."""
         _ = self.integration  # raises if the settings of the path contradict each other
 
-        # effects are computed by differentiating the optimizer's steps, or, if there
-        # are few examples, by retraining without each of them
+        # effects are derivatives of the optimizer's steps; if there are few examples,
+        # retraining without each example replaces the derivatives
         given = f"path.effects={str(self.path.effects).lower()}"
         if self.path.effects and self.optimizer.flows:
             raise Mistake(

@@ -39,9 +39,9 @@ def identity(experiment: Experiment) -> str:
         for name, value in canonical(experiment).items()
         if name not in CIRCUMSTANCES
     }
+    # omit fields that were added later if they have their default values, so that old
+    # identities stay valid
     if experiment.kernel == Kernel():
-        # omit fields that were added later if they have their default values, so that
-        # old identities stay valid
         del fields["kernel"]
     if experiment.path.kernels == "all":
         del fields["path"]["kernels"]
@@ -57,17 +57,13 @@ def identity(experiment: Experiment) -> str:
         del fields["diagnostics"]
     if not experiment.path.effects:
         del fields["path"]["effects"], fields["path"]["mean"]
-    contents = [digest(file) for file in files_of(experiment)]
     content = {
         "experiment": fields,
-        "files": contents,
+        "files": [digest(file) for file in files_of(experiment)],
         "results_version": results_version,
     }
-    return sha256(
-        json.dumps(
-            content, sort_keys=True, separators=(",", ":"), allow_nan=False
-        ).encode()
-    ).hexdigest()
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return sha256(text.encode()).hexdigest()
 
 
 def folder_name(experiment: Experiment) -> str:
@@ -119,15 +115,16 @@ def digest(file: Path) -> str:
     try:
         refuse_special(file, str(file), sys.maxsize)
         state = file.stat()
-        return contents(file, (state.st_ino, state.st_size, state.st_mtime_ns))
+        return cached_digest(file, (state.st_ino, state.st_size, state.st_mtime_ns))
     except OSError as error:
         raise Mistake(
             f"{file} belongs to the experiment and cannot be read: {error.strerror}"
         ) from None
 
 
-@cache  # cached, because the runs of a sweep share their data files
-def contents(file: Path, state: tuple[int, int, int]) -> str:
+@cache  # the runs of a sweep share their data files
+def cached_digest(file: Path, state: tuple[int, int, int]) -> str:
+    """Return the digest of the first `state[1]` bytes of a file."""
     content = sha256()
     with file.open("rb") as stream:
         remaining = state[1]

@@ -65,8 +65,7 @@ class ParentRun:
 
     @property
     def identity(self) -> str:
-        """The identity of the run, and the step. Both together determine the weights,
-        wherever the run is stored."""
+        """The identity of the run, and the step, which determine the weights."""
         return f"{self.folder.identity}@{self.step}"
 
     def refuse_other_network(self, fields: Mapping[str, Any]) -> None:
@@ -76,19 +75,14 @@ class ParentRun:
         """
         config = self.folder.read_json("config.json")
         for key in ("model", "init", "dtype"):
-            own, other = (without_parent(part[key]) for part in (fields, config))
-            if own != other:
-                name = key
-                if isinstance(own, dict) and isinstance(other, dict):
-                    names = [
-                        one for one in own | other if own.get(one) != other.get(one)
-                    ]
-                    name = f"{key}.{names[0]}"
-                    own, other = own.get(names[0]), other.get(names[0])
-                raise Mistake(
-                    f"init.parent={self.text}: its {name} is {other}, and here {own}; "
-                    "give the parent's"
-                )
+            own = entries_by_key(key, fields[key])
+            parents = entries_by_key(key, config[key])
+            for name in own | parents:
+                if own.get(name) != parents.get(name):
+                    raise Mistake(
+                        f"init.parent={self.text}: its {name} is {parents.get(name)}, and here "
+                        f"{own.get(name)}; give the parent's"
+                    )
 
     @property
     def code(self) -> list[str]:
@@ -97,8 +91,8 @@ class ParentRun:
         return digests
 
     def code_refusal(self, files: Sequence[Path]) -> str:
-        """Return the message for an experiment whose network is defined by `files`,
-        which do not have the digests `code`."""
+        """Return the error message if the digests of `files`, which define the network of
+        an experiment, differ from `code`."""
         names = " or ".join(sorted({str(file) for file in files}))
         return (
             f"init.parent={self.text}: {names} has changed since the parent began; "
@@ -187,10 +181,11 @@ def untrained(module: nn.Module) -> dict[str, Tensor]:
     return frozen | dict(module.named_buffers())
 
 
-def without_parent(fields: Any) -> Any:
-    if not isinstance(fields, dict):
-        return fields
-    return {name: value for name, value in fields.items() if name != "parent"}
+def entries_by_key(key: str, value: Any) -> dict[str, Any]:
+    """Return the entries of a component by their full keys, without `parent`."""
+    if not isinstance(value, dict):
+        return {key: value}
+    return {f"{key}.{name}": item for name, item in value.items() if name != "parent"}
 
 
 def start_from(parent: ParentRun, module: nn.Module) -> None:
@@ -203,11 +198,11 @@ def start_from(parent: ParentRun, module: nn.Module) -> None:
     }
     # weights.pt also holds tensors that are not trained
     members = dict(named_members(module, all_names=True))
-    for name in [*trained, *stored]:
-        own, other = (
-            list(weights[name].shape) if name in weights else "absent"
-            for weights in (members, stored)
-        )
+    own_shapes = {name: list(member.shape) for name, member in members.items()}
+    parent_shapes = {name: list(weight.shape) for name, weight in stored.items()}
+    for name in trained | stored:
+        own = own_shapes.get(name, "absent")
+        other = parent_shapes.get(name, "absent")
         if own != other:
             raise Mistake(
                 f"init.parent={parent.text}: its {name} has shape {other}, and here {own}; "

@@ -3,9 +3,9 @@ and the network's kernels at infinite width."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import torch
 from jaxtyping import Float
@@ -60,36 +60,21 @@ def draw_problem(experiment: Experiment) -> Problem:
     Raise if the splits in `path.queries` have no points, or if memory does not suffice.
     """
     data = experiment.draw()
-    dtype = getattr(torch, experiment.dtype)
-
-    # collect the points: the training examples, which are the columns of every kernel,
-    # and the splits in `path.queries`
-    queries = experiment.path.queries
-    splits = [
-        name
-        for name in ("train", "query", "test")
-        if name == "train" or name in queries
-    ]
-    parts = list[Tensor]()
-    split_slices = dict[str, slice]()
-    first = 0
-    for name in splits:
-        target = getattr(data, name).target
-        parts.append(experiment.loss.targets(target, len(data.classes)))
-        if name in queries and len(target):
-            split_slices[name] = slice(first, first + len(target))
-        first += len(target)
-    if not split_slices:
-        raise Mistake(
-            f"path.queries=[{','.join(queries)}]: the data has no points there; raise data.query, or add train"
-        )
-
-    targets = torch.cat(parts)
-    module = draw_network(
-        experiment, data, targets.shape[1], copies_of_drawn(dtype.itemsize)
-    )
-    load_parent(experiment, data, module, targets.shape[1])
+    # the training examples are the columns of every kernel
+    splits = ["train"]
+    splits += [name for name in ("query", "test") if name in experiment.path.queries]
+    split_slices = slices_of_queries(experiment, data, splits)
     inputs = torch.cat([getattr(data, name).inputs for name in splits])
+    targets = torch.cat(
+        [
+            experiment.loss.targets(getattr(data, name).target, len(data.classes))
+            for name in splits
+        ]
+    )
+    dtype = getattr(torch, experiment.dtype)
+    copies = copies_of_drawn(dtype.itemsize)
+    module = draw_network(experiment, data, targets.shape[1], copies)
+    load_parent(experiment, data, module, targets.shape[1])
     return Problem(
         data=data,
         inputs=inputs.to(experiment.device, dtype),
@@ -99,6 +84,26 @@ def draw_problem(experiment: Experiment) -> Problem:
         module=module,
         weights=weights_of(module),
     )
+
+
+def slices_of_queries(
+    experiment: Experiment, data: Data, splits: Sequence[str]
+) -> dict[str, slice]:
+    """Return the points of each split in `path.queries`, if all points of `splits` are
+    numbered in order. Raise if there are none."""
+    queries = experiment.path.queries
+    slices = dict[str, slice]()
+    first = 0
+    for name in splits:
+        count = len(getattr(data, name).target)
+        if name in queries and count:
+            slices[name] = slice(first, first + count)
+        first += count
+    if not slices:
+        raise Mistake(
+            f"path.queries=[{','.join(queries)}]: the data has no points there; raise data.query, or add train"
+        )
+    return slices
 
 
 def load_parent(
@@ -116,8 +121,8 @@ def load_parent(
         raise Mistake(parent.code_refusal(code_files(experiment)))
     constants = untrained(module)
     if constants and experiment.seed != parent.seed:
-        by_parent = experiment.model_copy(update={"seed": parent.seed})
-        drawn = draw_network(by_parent, data, outputs)
+        with_seed = experiment.model_copy(update={"seed": parent.seed})
+        drawn = draw_network(with_seed, data, outputs)
         parent.refuse_other_constants(constants, untrained(drawn))
     start_from(parent, module)
 
@@ -132,12 +137,11 @@ def phases_of_splits(
     if not data.phases:
         return {}
     phases = {}
-    for name, split in (
-        {"train": slice(0, len(data.train.inputs))} | dict(split_slices)
-    ).items():
+    slices = {"train": slice(0, len(data.train.inputs)), **split_slices}
+    for name, split in slices.items():
         counts = getattr(data, name).phase.bincount(minlength=len(data.phases)).tolist()
-        ends = list(accumulate(counts, initial=split.start))
-        phases[name] = tuple(slice(*ends[k : k + 2]) for k in range(len(counts)))
+        bounds = accumulate(counts, initial=split.start)
+        phases[name] = tuple(slice(*pair) for pair in pairwise(bounds))
     return phases
 
 
@@ -167,13 +171,12 @@ def draw_network(
 #
 #     K_0 → α²Θ,    Cov f_0 → α²𝒢
 #
-# If f is antisymmetric or centred, f is built from a network h (see
-# `ntkexp.model.base`), and Θ and 𝒢 are the kernels of h. If the computation is too
-# large, or if no limit is known, a `DoesNotApply` with the reason replaces the kernels.
+# If f is antisymmetric or centred, Θ and 𝒢 are the kernels of the network h from which f
+# is built (`ntkexp.init`). If the computation is too large, or if no limit is known, a
+# `DoesNotApply` with the reason replaces the kernels.
 
 
-# Limit on the work: (pixel pairs) × (example pairs) × (layers). This much work takes
-# half a minute on two cores.
+# limit of (pixel pairs) × (example pairs) × (layers): half a minute on two cores
 MAX_LIMIT_WORK = 2 * 10**9
 NUMBERS_PER_PAIR = 4  # number of entries in memory for each pair of points
 LIMIT_MEMORY_PARTS = 4  # the kernels may take a quarter of the memory limit
@@ -200,7 +203,7 @@ def limit_kernels(
     if work > MAX_LIMIT_WORK:
         return DoesNotApply(
             f"the kernels at infinite width take {work / MAX_LIMIT_WORK:.1f} times the work that "
-            "a run does for them; lower data.train, data.query or data.test, or compute them "
+            "a run allows for them; lower data.train, data.query or data.test, or compute them "
             "into a kernel file"
         )
     needed = LIMIT_MEMORY_PARTS * NUMBERS_PER_PAIR * 8 * train * len(inputs)

@@ -6,7 +6,7 @@ with standard errors."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
@@ -118,7 +118,7 @@ def infinite_kernel(
             [1.0000, 3.0000]], dtype=torch.float64)
     >>> net = nn.Sequential(nn.Linear(2, 64), nn.ReLU(), nn.Linear(64, 1, bias=False))
     >>> nngp, ntk = infinite_kernel(net, x, W_std=2**0.5, b_std=0.0, param="ntk")
-    >>> [round(float(each), 12) for each in (*nngp.diagonal(), *ntk.diagonal())]
+    >>> [round(float(value), 12) for value in (*nngp.diagonal(), *ntk.diagonal())]
     [1.0, 4.0, 2.0, 8.0]
     """
     if not isinstance(method, str) or method not in METHODS:
@@ -130,11 +130,8 @@ def infinite_kernel(
         x2 = as_tensor(x2, "x2")
     limit.refuse_unfit(x1, x2)
     refuse_rounded_products({"x1": x1})
-    scales: dict[str, Any] = {
-        name: value
-        for name, value in (("W_std", W_std), ("b_std", b_std), ("param", param))
-        if value is not None
-    }
+    given: dict[str, Any] = {"W_std": W_std, "b_std": b_std, "param": param}
+    scales = {name: value for name, value in given.items() if value is not None}
     if scales and not isinstance(spec, nn.Sequential):
         raise Mistake(
             f"{', '.join(scales)}: they apply to an nn.Sequential only; in a list, set them in "
@@ -143,9 +140,8 @@ def infinite_kernel(
     if isinstance(spec, nn.Module) and (method == "closed_form" or scales):
         if not isinstance(spec, nn.Sequential):
             raise Mistake(
-                f"the module is a {type(spec).__name__}; the limit of an nn.Sequential is read "
-                "from its layers, and that of other modules can be estimated, by "
-                "method='monte_carlo'"
+                f"the module is a {type(spec).__name__}; closed forms need an nn.Sequential; "
+                "estimate the kernels of other modules by method='monte_carlo'"
             )
         spec = read_sequential(spec, tuple(x1.shape[1:]), Scales(**scales))
     if method == "monte_carlo":
@@ -175,13 +171,13 @@ def estimate(
         )
     if not isinstance(seed, int) or not -(2**63) <= seed < 2**63:
         raise Mistake(f"seed={in_short(seed)}: give a whole number")
-    nngp, ntk = list[Tensor](), list[Tensor]()
+    nngp = list[Tensor]()
+    ntk = list[Tensor]()
     for module in draws(spec, tuple(x1.shape[1:]), samples, seed):
         weight = next(module.parameters(), None)
         if weight is None:
             raise Mistake(
-                "method='monte_carlo': the network has no weights that could be drawn; give it a "
-                "layer"
+                "method='monte_carlo': the network has no weights to draw; give it a layer"
             )
         sides = [x.to(weight) for x in (x1, x2) if x is not None]
         with torch.no_grad():
@@ -214,7 +210,7 @@ def draws(
             yield build(layers, shape, stream("monte carlo", seed, k))
         return
     module = copy_module(spec)
-    # Draw children before their parents, in the order in which torch builds them.
+    # children before their parents, the order in which torch builds them
     drawn = [
         layer
         for layer in reversed([*module.modules()])
@@ -227,27 +223,35 @@ def draws(
         if id(weight) not in known:
             raise Mistake(
                 f"method='monte_carlo': the parameter '{name}' belongs to a module without "
-                "reset_parameters: its distribution is unknown; give the module this method"
+                "reset_parameters, so its distribution is unknown; give the module this method"
             )
     for k in range(samples):
-        # Fill all parameters with NaN, to detect parameters that are not drawn. Under
-        # the older weight_norm or pruning, reset_parameters fills a computed weight
-        # instead of a parameter.
-        for weight in module.parameters():
-            if weight.is_floating_point():
-                weight.detach().fill_(math.nan)
-        # torch's layers draw from its global generator
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(stream("monte carlo", seed, k).initial_seed())
-            for layer in drawn:
-                if isinstance(layer, nn.MultiheadAttention):
-                    layer._reset_parameters()
-                else:
-                    layer.reset_parameters()
-        for name, weight in module.named_parameters():
-            if weight.isnan().any():
-                raise Mistake(
-                    f"method='monte_carlo': the parameter '{name}' is not drawn by its layer's "
-                    "reset_parameters; take weight_norm or pruning off the layer, or draw it there"
-                )
+        draw_weights(module, drawn, stream("monte carlo", seed, k).initial_seed())
         yield module
+
+
+def draw_weights(
+    module: nn.Module, layers: Sequence[DrawsItself | nn.MultiheadAttention], seed: int
+) -> None:
+    """Let these layers draw the weights of the module. Raise if a weight is not drawn.
+
+    Under the older weight_norm or pruning, `reset_parameters` fills a computed weight
+    instead of a parameter. The parameter then keeps the NaN that is set here.
+    """
+    for weight in module.parameters():
+        if weight.is_floating_point():
+            weight.detach().fill_(math.nan)
+    # torch's layers draw from its global generator
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        for layer in layers:
+            if isinstance(layer, nn.MultiheadAttention):
+                layer._reset_parameters()
+            else:
+                layer.reset_parameters()
+    for name, weight in module.named_parameters():
+        if weight.isnan().any():
+            raise Mistake(
+                f"method='monte_carlo': the parameter '{name}' is not drawn by its layer's "
+                "reset_parameters; take weight_norm or pruning off the layer, or draw it there"
+            )

@@ -36,7 +36,7 @@ from ntkexp.mistake import Mistake, checked_count, checked_number, in_short
 
 Kernel: TypeAlias = Callable[..., "Tensor | np.ndarray[Any, Any]"]
 """A function (x1, x2) ↦ K. K is [n1, n2], one matrix for all outputs; [n1, n2, C], one
-matrix per output; or [n1, C, n2, C], a block per pair of examples. """
+matrix per output; or [n1, C, n2, C], a block per pair of examples."""
 
 PRECOMPUTED = "precomputed"
 COPIES_FOR_MODES = 6  # copies of a matrix that its eigendecomposition needs
@@ -65,9 +65,9 @@ class LearnedMachine:
 
 
 class KernelMachine:
-    """The predictor f̂(x) = f_0(x) + Σᵢ K(x,
-    xᵢ) aᵢ of training with the fixed kernel K under squared loss:
+    """The predictor of training with the fixed kernel K under squared loss:
 
+        f̂(x) = f_0(x) + Σᵢ K(x, xᵢ) aᵢ
         a = g(K(X, X) + ridge) (y − f_0(X))
         g(λ) = 1/λ                    after endless training
         g(λ) = (1 − e^{−tλ/n})/λ      after a time t of gradient flow
@@ -82,7 +82,7 @@ class KernelMachine:
     Args:
         kernel: a `TangentKernel`, or any function of (x1, x2) that returns [n1, n2],
             [n1, n2, C] or [n1, C, n2, C]. With "precomputed", `fit` and `predict` take
-            matrices of these shapes in place of examples. The trace of a
+            matrices of these shapes instead of examples. The trace of a
             `TangentKernel` is divided by the number C of columns of y.
         ridge (number or "best"): the ridge, which is added to the eigenvalues. With
             "best", `fit` chooses it from a grid by leave-one-out cross-validation of
@@ -102,7 +102,7 @@ class KernelMachine:
 
     >>> plain = KernelMachine(lambda x1, x2: x1 @ x2.T, ridge=1.0)
     >>> x, y = torch.tensor([[1.0], [2.0]]), torch.tensor([6.0, 12.0])
-    >>> [round(float(each), 9) for each in plain.fit(x, y).predict(torch.tensor([[3.0]]))]
+    >>> [round(float(value), 9) for value in plain.fit(x, y).predict(torch.tensor([[3.0]]))]
     [15.0]
     """
 
@@ -130,8 +130,7 @@ class KernelMachine:
             )
         if not callable(kernel) and start is not None:
             raise Mistake(
-                "start= is a function of inputs, and kernel='precomputed' sees none; subtract f_0 "
-                "from y"
+                "start= needs inputs, and kernel='precomputed' has none; subtract f_0 from y"
             )
         self.kernel = kernel
         self.start = start
@@ -221,8 +220,8 @@ class KernelMachine:
         """Return the predictions f̂(x).
 
         Args:
-            x: the examples, or with "precomputed" the matrix [n1,
-                n] of the kernel with the training examples.
+            x: the examples, or with "precomputed" the matrix [n1, n] of the kernel with
+                the training examples.
 
         Returns:
             The predictions in the shape of the targets, or, with `classes`, the label of the
@@ -238,7 +237,7 @@ class KernelMachine:
         return torch.as_tensor(labels) if machine.is_tensor else labels
 
     def decision_function(self, x: Examples) -> Any:
-        """Return the outputs f̂(x), also with `classes`.
+        """Return the outputs f̂(x). With `classes`, too, return outputs, not labels.
 
         Args:
             x: the examples, as in `predict`.
@@ -335,8 +334,7 @@ class KernelMachine:
         return self.fitted
 
     def outputs(self, x: Examples) -> tuple[LearnedMachine, Float[Tensor, "point out"]]:
-        """Return the result of `fit`, and the outputs f_0(x) + K(x, X) a with the
-        coefficients a of this result."""
+        """Return the result of `fit`, and the outputs f̂(x) = f_0(x) + K(x, X) a."""
         machine = self.fitted_machine()
         width = machine.targets.shape[1]
         form, matrices = self.matrices(x, machine.x, width)
@@ -510,12 +508,11 @@ def positive(modes: Modes) -> Modes:
 
 def symmetric(matrix: Float[Tensor, "entry entry"]) -> Float[Tensor, "entry entry"]:
     """Return the matrix. Raise unless it is symmetric."""
-    asymmetry = float((matrix - matrix.T).abs().max()) / (
-        float(matrix.abs().max()) or 1.0
-    )
+    largest = float(matrix.abs().max()) or 1.0
+    asymmetry = float((matrix - matrix.T).abs().max()) / largest
     if asymmetry > MAX_ASYMMETRY:
         raise Mistake(
-            f"the kernel is not symmetric, off by {asymmetry:.1g} of its largest entry; no closed form "
-            "is known"
+            f"the kernel is not symmetric: |K − Kᵀ| reaches {asymmetry:.1g} of its largest entry; give "
+            "a symmetric kernel"
         )
     return matrix

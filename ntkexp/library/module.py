@@ -49,8 +49,8 @@ INPUTS = ("x1", "x2", "queries", "train")
 def of_module(function: Callable[P, R]) -> Callable[P, R]:
     """Decorate a function of a user's module and inputs with checks of its arguments.
 
-    The arguments are checked before the call. If the call fails, the module runs alone
-    on the inputs. If the module also fails, the error message says so."""
+    If the function raises an error, call the module alone on the inputs. If this also
+    fails, raise the error of the module."""
     parameters = signature(function)
 
     @wraps(function)
@@ -58,8 +58,8 @@ def of_module(function: Callable[P, R]) -> Callable[P, R]:
         arguments = parameters.bind(*args, **kwargs).arguments
         module = arguments["module"]
         refuse_uncallable(module)
-        hook = next(hooked_parameters(module), None)
         # hooks on weights act only in `backward`, which kernels do not call
+        hook = next(hooked_parameters(module), None)
         if hook is not None:
             warn(
                 f"the parameter '{hook}' has a hook, which kernels ignore: they use the "
@@ -157,8 +157,8 @@ def refuse_unlike(left_name: str, left: Inputs, right_name: str, right: Inputs) 
             ", ".join(str(list(tensor.shape)) for tensor in inputs) for inputs in sides
         ]
         raise Mistake(
-            f"{left_name} has the shape {shapes[0]} and {right_name} {shapes[1]}; give both as "
-            "many axes"
+            f"{left_name} has the shape {shapes[0]} and {right_name} {shapes[1]}; give both the "
+            "same number of axes"
         )
 
 
@@ -168,8 +168,7 @@ def refuse_unlike_outputs(left: int, right: int) -> None:
     if left != right:
         raise Mistake(
             f"the module returns {left} outputs for an example on one side of the "
-            f"kernel and {right} on the other; give inputs of one shape, or let the "
-            "module return as many outputs for all"
+            f"kernel and {right} on the other; give inputs of one shape"
         )
 
 
@@ -215,8 +214,8 @@ def finite(kernel: Float[Tensor, " query *kernel"]) -> Float[Tensor, " query *ke
     """Return the kernel, or raise if an entry is not finite."""
     if not kernel.sum().isfinite() and not kernel.isfinite().all():
         raise Mistake(
-            "the kernel has entries that are not finite: outputs of the module or their gradients "
-            "are not"
+            "the kernel has entries that are not finite, because outputs of the module or their "
+            "gradients are not finite"
         )
     return kernel
 

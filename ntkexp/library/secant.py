@@ -174,8 +174,8 @@ def finite_step_kernel(
         )
     function = partial(columns, function_of(module))
     start = start_of(module, weights)
-    # Raise if an example changes the outputs of another. If Python code branches on
-    # values, the branch may change after a step, so run each example alone.
+    # Raise if the module couples examples. If its Python code branches on values, run
+    # each example alone, because the step may change the branch.
     reader, module_weights = reader_of(module)
     refuse_rounded_products(module_weights | start)
     tape = reader.record(module_weights | start, x1)
@@ -224,7 +224,7 @@ def ascend(
 
 
 def start_of(module: nn.Module, weights: Mapping[str, Tensor] | None) -> Weights:
-    """Return the trained weights; `weights` replaces some of them."""
+    """Return the trained weights of the module. Replace those in `weights`."""
     trained = weights_of(module)
     return trained | {
         name: weight

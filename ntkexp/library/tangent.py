@@ -78,7 +78,7 @@ def refuse_large(
 
 
 OutputMode: TypeAlias = ChosenOutputs | Literal["diagonal"]
-"""The entries [out, out_] of each block: all, those of some outputs, the trace,
+"""The entries [out, out_] of each block: all, the entries of some outputs, the trace,
 or the diagonal."""
 
 MODES = ("all", "trace", "diagonal")
@@ -122,24 +122,19 @@ def kernel(
     count = left.tape.outputs.shape[1]
     chosen = selected_outputs(outputs, count)
 
-    def jacobians(
-        chosen: Sequence[int],
-        # compute the Jacobian once if left and right are equal
-    ) -> tuple[Jacobian, Jacobian]:
+    def jacobians(chosen: Sequence[int]) -> tuple[Jacobian, Jacobian]:
         left_jacobian = with_merged_uses(left.read(chosen))
-        return left_jacobian, left_jacobian if left is right else with_merged_uses(
-            right.read(chosen)
-        )
+        if left is right:
+            return left_jacobian, left_jacobian
+        return left_jacobian, with_merged_uses(right.read(chosen))
 
-    with threads_for(
-        work(left.tape).of_kernel((left.examples, right.examples), len(chosen))
-    ):
+    sides = (left.examples, right.examples)
+    with threads_for(work(left.tape).of_kernel(sides, len(chosen))):
         if outputs != "trace":
             return gram(*jacobians(chosen))
+        # Σ_c J_c J_cᵀ, a chunk of outputs c at a time
         total: Tensor | None = None
-        for chunk in chunks(
-            left.tape, max(left.examples, right.examples), count, left.read
-        ):
+        for chunk in chunks(left.tape, max(sides), count, left.read):
             chunk_trace = trace(*jacobians(chunk))
             total = chunk_trace if total is None else total + chunk_trace
         assert total is not None
@@ -154,19 +149,18 @@ def refuse_sides(left: JacobianSide, right: JacobianSide, outputs: OutputMode) -
         return
     if outputs == "diagonal":
         count = left.tape.outputs.shape[1]
-        numbers = left.examples * right.examples * count
+        block_numbers = count
     else:
         count = len(selected_outputs(outputs, left.tape.outputs.shape[1]))
-        numbers = left.examples * right.examples * count**2
-    choice = "outputs=[0], their sum by outputs='trace'"
-    needed = numbers * left.tape.outputs.element_size()
+        block_numbers = count**2
+    pairs = left.examples * right.examples
     refuse_large(
         "kernel",
         left.examples,
         right.examples,
         outputs=count,
-        needed=needed,
-        choice=choice,
+        needed=pairs * block_numbers * left.tape.outputs.element_size(),
+        choice="outputs=[0], their sum by outputs='trace'",
     )
 
 
@@ -193,9 +187,8 @@ def tangent_in_chunks(
         return None
 
     def probably_fits() -> bool:
-        """Return True if the assembled Jacobians probably fit into memory. Judge by the
-        first examples. Return True if an operation has no rule, because only assembled
-        Jacobians work then."""
+        """Return True if the assembled Jacobians probably fit, judging by the first
+        examples, or if they are the only way because an operation has no rule."""
         first_rows = (
             left.places[0] if len(left.places) > 1 else slice(0, min(2, left.examples))
         )
@@ -234,6 +227,35 @@ def sketched_tangent(
 ) -> SketchedKernel:
     """Return the estimate K̂ of the tangent kernel of the chosen outputs,
     from `size` random projections."""
+    refuse_unfit_sketch(outputs, size, seed)
+    inputs = as_inputs(x1)
+    other_inputs = None if x2 is None else as_inputs(x2)
+    recorded_outputs = reader.record(weights, part(inputs, slice(0, 2))).outputs
+    chosen = selected_outputs(cast(ChosenOutputs, outputs), recorded_outputs.shape[1])
+    query = train = examples(inputs)
+    if other_inputs is not None:
+        other_tape = reader.record(weights, part(other_inputs, slice(0, 2)))
+        refuse_unlike_outputs(recorded_outputs.shape[1], other_tape.outputs.shape[1])
+        train = examples(other_inputs)
+    # the kernel and the sketches of both sides
+    numbers = query * train * len(chosen) ** 2 + (query + train) * len(chosen) * size
+    needed = numbers * recorded_outputs.element_size()
+    refuse_large("sketched kernel", query, train, outputs=len(chosen), needed=needed)
+    left = right = BatchedJacobian(reader, weights, inputs, chosen, any_module=True)
+    if other_inputs is not None:
+        right = BatchedJacobian(reader, weights, other_inputs, chosen, any_module=True)
+    first = left.jacobian(left.places[0])
+    sketch_remark = remark(first, query, 0 if x2 is None else train, size)
+    if sketch_remark:
+        warn(sketch_remark, stacklevel=4)
+    trained = {
+        name: weight for name, weight in weights.items() if name in reader.trained
+    }
+    sketched = sketched_kernel(left, right, trained, size, seed)
+    return sketched._replace(kernel=finite(sketched.kernel))
+
+
+def refuse_unfit_sketch(outputs: OutputMode, size: int, seed: int) -> None:
     if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size < 2**31:
         raise Mistake(
             f"sketch={in_short(size)}: give the number of dimensions that gradients are projected "
@@ -250,36 +272,6 @@ def sketched_tangent(
             f"outputs={in_short(outputs)}: it cannot be sketched; give 'all' or a list of "
             "outputs, or leave out sketch="
         )
-    recorded_outputs = reader.record(weights, part(as_inputs(x1), slice(0, 2))).outputs
-    chosen = selected_outputs(cast(ChosenOutputs, outputs), recorded_outputs.shape[1])
-    if x2 is not None:
-        refuse_unlike_outputs(
-            recorded_outputs.shape[1],
-            reader.record(weights, part(as_inputs(x2), slice(0, 2))).outputs.shape[1],
-        )
-    query = examples(as_inputs(x1))
-    train = query if x2 is None else examples(as_inputs(x2))
-    needed = (
-        recorded_outputs.element_size()
-        * len(chosen)
-        * (query * train * len(chosen) + (query + train) * size)
-    )
-    refuse_large("sketched kernel", query, train, outputs=len(chosen), needed=needed)
-    left = BatchedJacobian(reader, weights, as_inputs(x1), chosen, any_module=True)
-    right = (
-        left
-        if x2 is None
-        else BatchedJacobian(reader, weights, as_inputs(x2), chosen, any_module=True)
-    )
-    if sketch_remark := remark(
-        left.jacobian(left.places[0]), query, 0 if x2 is None else train, size
-    ):
-        warn(sketch_remark, stacklevel=4)
-    trained = {
-        name: weight for name, weight in weights.items() if name in reader.trained
-    }
-    sketched = sketched_kernel(left, right, trained, size, seed)
-    return sketched._replace(kernel=finite(sketched.kernel))
 
 
 # --- The public function
@@ -348,9 +340,9 @@ def tangent_kernel(
         casts: "ignore" skips casts to dtypes of lower precision than the weights. With
             "keep", a warning states the rounding error if the module contains such
             casts.
-        sketch: the number k of random dimensions to which gradients are projected, for
-            many examples and a large module. Sketches suit kernel change, spectra and
-            alignment, but not single entries.
+        sketch: the number k of random projections of the gradients, for many examples
+            and a large module. Sketches suit kernel change, spectra and alignment, but
+            not single entries.
         seed: the seed of the projection.
 
     Returns:
@@ -377,12 +369,8 @@ def tangent_kernel(
             "outputs, such as [0, 3]"
         )
     if sketch is not None:
-        warn_of(
-            module,
-            output,
-            reader.record(all_weights, part(as_inputs(x1), slice(0, 2))),
-            casts,
-        )
+        tape = reader.record(all_weights, part(as_inputs(x1), slice(0, 2)))
+        warn_of(module, output, tape, casts)
         return sketched_tangent(reader, all_weights, x1, x2, outputs, sketch, seed)
     left = batches(reader, all_weights, x1)
     warn_of(module, output, left.tape, casts)

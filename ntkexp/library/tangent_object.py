@@ -131,8 +131,8 @@ class TangentKernel:
             Mistake: if the module is random or couples examples,
                 or if a loader shuffles.
         """
-        left = self.rows(x1, "x1")
-        right = None if x2 is None else self.rows(x2, "x2")
+        left = self.inputs_from(x1, "x1")
+        right = None if x2 is None else self.inputs_from(x2, "x2")
         kernel = self.matrix(left, right)
         if isinstance(x1, np.ndarray) and isinstance(x2, np.ndarray | None):
             return kernel.cpu().numpy()
@@ -219,14 +219,14 @@ class TangentKernel:
 
     # --- Conversion of examples to tensors
 
-    def rows(self, examples_given: Examples, name: str) -> Inputs:
+    def inputs_from(self, source: Examples, name: str) -> Inputs:
         """Convert examples to inputs of `tangent_kernel`."""
-        if isinstance(examples_given, DataLoader):
-            inputs = self.loaded(examples_given, name)
-        elif isinstance(examples_given, np.ndarray):
-            inputs = self.converted(examples_given, name)
+        if isinstance(source, DataLoader):
+            inputs = self.loaded(source, name)
+        elif isinstance(source, np.ndarray):
+            inputs = self.converted(source, name)
         else:
-            inputs = examples_given
+            inputs = source
         refuse_unfit(inputs, name)
         return as_inputs(inputs)
 
@@ -237,8 +237,8 @@ class TangentKernel:
         if array.ndim < 2:
             raise Mistake(
                 f"{name} is an array of shape {list(array.shape)}; give one [example, …]. "
-                "(scikit-learn calls the kernels of KernelRidge for two examples at a time: "
-                "there, give kernel='precomputed', and this kernel's matrix)"
+                "(scikit-learn's KernelRidge calls a kernel for two examples at a time: give it "
+                "kernel='precomputed' and the matrix of this kernel)"
             )
         weight = next(iter(self.module.parameters()), torch.empty(0))
         tensor = values.to(weight.device)
@@ -251,8 +251,8 @@ class TangentKernel:
         samplers = (loader.sampler, getattr(loader.batch_sampler, "sampler", None))
         if any(isinstance(sampler, RANDOM_SAMPLERS) for sampler in samplers):
             raise Mistake(
-                f"{name}: the DataLoader shuffles, and rows of a kernel would be in an unknown "
-                "order; give shuffle=False"
+                f"{name}: the DataLoader shuffles, so the order of the kernel's rows would be "
+                "unknown; give shuffle=False"
             )
         batches = list[Inputs]()
         loaded_bytes = 0
@@ -304,6 +304,7 @@ def block_side(
     jacobian = reader.tangent(tape, None if all_pairs else [0])
     recorded = tape.bytes_per_example * (1 + jacobian.outputs)
 
+    # bytes of a block: Jacobians, recorded passes of both sides, and side² C² numbers
     def needed(side: int) -> float:
         result = side**2 * jacobian.outputs**2 * tape.outputs.element_size()
         return kernel_bytes(jacobian, side, side) + 2 * side * recorded + result
@@ -326,9 +327,9 @@ def concatenated(batches: list[Inputs]) -> Inputs:
             leaves.append(torch.cat(column))
             continue
         if any(value != first for value in column):
-            raise ValueError(f"{in_short(first)} is another in a later batch")
+            raise ValueError(f"a later batch differs from {in_short(first)}")
         leaves.append(first)
     if any(other_form != form for _, other_form in flat):
-        raise ValueError("they hold other things")
+        raise ValueError("their structures differ")
     inputs: Inputs = tree_unflatten(leaves, form)
     return inputs

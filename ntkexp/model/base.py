@@ -92,12 +92,12 @@ class ScaledOutput(nn.Module):
         total = sum(rest, start=first)
         return total if self.alpha == 1 else self.alpha * total
 
-    def sizes(
+    def term_norms(
         self, weights: Weights, x: Float[Tensor, " example *shape"]
     ) -> Float[Tensor, "term example"]:
         """Return the scaled norm α‖term‖ of each trained term and example. The rounding
         error of the outputs is proportional to these norms."""
-        module_weights = {f"reading.{name}": weight for name, weight in weights.items()}
+        module_weights = {f"wrapped.{name}": weight for name, weight in weights.items()}
         with torch.no_grad():
             terms = call_with(TrainedTerms(self), module_weights, (x,))
         return self.alpha * torch.stack([term.norm(dim=1) for term in terms])
@@ -106,14 +106,14 @@ class ScaledOutput(nn.Module):
 class TrainedTerms(nn.Module):
     """A module that returns the trained terms of a `ScaledOutput`."""
 
-    def __init__(self, reading: ScaledOutput) -> None:
+    def __init__(self, wrapped: ScaledOutput) -> None:
         super().__init__()
-        self.reading = reading
+        self.wrapped = wrapped
 
     def forward(
         self, x: Float[Tensor, " example *shape"]
     ) -> tuple[Float[Tensor, "example out"], ...]:
-        return self.reading.trained_terms(x)
+        return self.wrapped.trained_terms(x)
 
 
 class Antisymmetric(ScaledOutput):

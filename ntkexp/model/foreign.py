@@ -40,7 +40,8 @@ class Adapted(nn.Module):
 
     def __init__(self, module: nn.Module, tokens: bool) -> None:
         super().__init__()
-        self.module, self.tokens = module, tokens
+        self.module = module
+        self.tokens = tokens
 
     def forward(
         self, x: Float[Tensor, " example *shape"]
@@ -71,7 +72,7 @@ def adapt_module(
     with (
         torch.random.fork_rng(devices=[]),
         default_dtype(torch.float64),
-        one_line(setting, file),
+        as_mistake(setting, file),
     ):
         torch.manual_seed(seed)
         module = Adapted(make().double().eval(), tokens=task.vocabulary > 0)
@@ -79,7 +80,7 @@ def adapt_module(
             if isinstance(layer, nn.Embedding | nn.EmbeddingBag):
                 # dense gradients have the same values, and can be differentiated twice
                 layer.sparse = False
-        with one_line(f"{setting}: {task.description}, and the module says", file):
+        with as_mistake(f"{setting}: {task.description}, and the module says", file):
             refuse_unfit(setting, module, task)
     return module
 
@@ -121,7 +122,7 @@ def refuse_unfit(setting: str, module: Adapted, task: LearningTask) -> None:
     # Backward pass: gradients must be dense. A second call must give equal outputs.
     weights = [weight for weight in module.parameters() if weight.requires_grad]
     gradients = torch.autograd.grad(outputs.sum(), weights, allow_unused=True)
-    if any(each is not None and each.is_sparse for each in gradients):
+    if any(gradient is not None and gradient.is_sparse for gradient in gradients):
         raise Mistake(
             f"{setting}: there is a sparse gradient; call F.embedding and F.embedding_bag with "
             "sparse=False"
@@ -151,8 +152,8 @@ def refuse_untrainable(setting: str, module: nn.Module) -> None:
         )
     if (name := next(hooked_parameters(module), None)) is not None:
         raise Mistake(
-            f"{setting}: the parameter '{name}' has a hook, which a run would not call: it trains by "
-            "derivatives; build the module without it"
+            f"{setting}: the parameter '{name}' has a hook, which a run would not call; build the "
+            "module without it"
         )
 
 
@@ -163,7 +164,8 @@ def refuse_shape(setting: str, outputs: object, task: LearningTask) -> None:
             f"{setting}: the module returns a {type(outputs).__name__}; let it return one tensor, "
             "[examples, outputs]"
         )
-    shape, expected = list(outputs.shape), [2, task.outputs]
+    shape = list(outputs.shape)
+    expected = [2, task.outputs]
     if expected not in (shape, [*shape, 1]):
         raise Mistake(
             f"{setting}: the module returns outputs of shape {shape} for 2 examples, but data and "
@@ -177,7 +179,8 @@ def refuse_shape(setting: str, outputs: object, task: LearningTask) -> None:
 
 def refuse_irreproducible(setting: str, module: Adapted, again: Adapted) -> None:
     """Raise if two modules that were built with the same seed differ."""
-    first, second = module.module.state_dict(), again.module.state_dict()
+    first = module.module.state_dict()
+    second = again.module.state_dict()
     if first.keys() != second.keys():
         raise Mistake(
             f"{setting} builds another module when it is called again with the same seed"
@@ -219,11 +222,9 @@ class TrustedModules(MetaPathFinder):
         target: ModuleType | None = None,
     ) -> ModuleSpec | None:
         folder = self.folders.get(fullname)
-        return (
-            None
-            if folder is None or path is not None
-            else PathFinder.find_spec(fullname, [folder])
-        )
+        if folder is None or path is not None:
+            return None
+        return PathFinder.find_spec(fullname, [folder])
 
 
 TRUSTED = TrustedModules()
@@ -244,9 +245,10 @@ def allow_module(name: str, folders: Iterable[Path]) -> list[Path]:
     that contains it. Return its files."""
     for folder in folders:
         files = [folder / f"{name}.py", *(folder / name).rglob("*.py")]
-        if there := [file for file in files if file.is_file()]:
+        existing = [file for file in files if file.is_file()]
+        if existing:
             TRUSTED.folders[name] = str(folder)
-            return there
+            return existing
     return []
 
 
@@ -269,7 +271,7 @@ def load_module(file: Path, setting: str) -> ModuleType:
         load_torchvision()
     module = sys.modules[file.stem] = module_from_spec(spec)
     try:
-        with one_line(setting, file):
+        with as_mistake(setting, file):
             spec.loader.exec_module(module)
     except Mistake:
         del sys.modules[file.stem]
@@ -280,12 +282,16 @@ def load_module(file: Path, setting: str) -> ModuleType:
 def files_imported(file: Path) -> tuple[Path, ...]:
     """Return the file and all files in its folder that it imports,
     directly or indirectly."""
-    files, waiting = {file}, [file]
+    files = {file}
+    waiting = [file]
     while waiting:
         for name in imported_packages(waiting.pop()):
-            # The files of a module or a package
-            beside = (file.parent / f"{name}.py", *(file.parent / name).rglob("*.py"))
-            new = {other for other in beside if other.is_file()} - files
+            module_file = file.parent / f"{name}.py"
+            package_files = (file.parent / name).rglob("*.py")
+            imported = {
+                path for path in (module_file, *package_files) if path.is_file()
+            }
+            new = imported - files
             files |= new
             waiting += new
     return tuple(sorted(files))
@@ -321,7 +327,7 @@ def import_library(package: str, extra: str) -> Any:
             f"model={extra} needs {package}, which is not installed: pip install 'ntkexp[{extra}]'"
         )
     with (
-        one_line(f"model={extra}: {package} is installed, and cannot be imported"),
+        as_mistake(f"model={extra}: {package} is installed, and cannot be imported"),
         warnings.catch_warnings(),
     ):
         # warnings during imports do not concern the user
@@ -374,7 +380,7 @@ EXTERNAL_KEYS = frozenset(
 
 PLAIN_ATTENTION = {None, "eager", "sdpa", "batched_mm", "grouped_mm"}
 """Implementations of attention and experts that need only torch. For others,
-transformers may download compiled code. """
+transformers may download compiled code."""
 
 
 def refuse_external_code(fields: Mapping[str, Any], setting: str) -> None:
@@ -386,7 +392,7 @@ def refuse_external_code(fields: Mapping[str, Any], setting: str) -> None:
 
     >>> refuse_external_code({"n_head": 2, "text_config": {"auto_map": {"AutoModel": "own.Net"}}}, "model.path=a")
     Traceback (most recent call last):
-    ntkexp.mistake.Mistake: model.path=a: 'auto_map' would run or read files elsewhere, which is never done; ...
+    ntkexp.mistake.Mistake: model.path=a: 'auto_map' would run code or read files from elsewhere; remove it
     """
     for key, value in tree_entries(fields):
         foreign = key.endswith("_implementation") and (
@@ -394,8 +400,7 @@ def refuse_external_code(fields: Mapping[str, Any], setting: str) -> None:
         )
         if foreign or (key in EXTERNAL_KEYS and value not in (None, False, [], {})):
             raise Mistake(
-                f"{setting}: '{key}' would run or read files elsewhere, which is never done; remove "
-                "it"
+                f"{setting}: '{key}' would run code or read files from elsewhere; remove it"
             )
 
 
@@ -413,31 +418,33 @@ def tree_entries(value: object) -> Iterator[tuple[str, Any]]:
 def refuse_external_weights(files: Sequence[Path], setting: str) -> None:
     """Raise if the folder holds an adapter, or an index of weights
     that names files outside the folder."""
-    here = {file.name for file in files}
-    if "adapter_config.json" in here:
+    names = {file.name for file in files}
+    if "adapter_config.json" in names:
         raise Mistake(
-            f"{setting} holds an adapter, whose model lies elsewhere; merge them, and save the whole"
+            f"{setting} holds an adapter without its model; merge them, and save the merged model"
         )
+    # compare names as JSON, because a damaged index may hold any values
+    allowed = set(map(json.dumps, names))
     for file in files:
-        if file.name.endswith(".index.json"):
-            parts = read_object(file).get("weight_map")
-            named = (
-                set(map(json.dumps, parts.values()))
-                if isinstance(parts, dict)
-                else {"no file"}
+        if not file.name.endswith(".index.json"):
+            continue
+        weight_map = read_object(file).get("weight_map")
+        named = {"no file"}
+        if isinstance(weight_map, dict):
+            named = set(map(json.dumps, weight_map.values()))
+        outside = sorted(named - allowed)
+        if outside:
+            raise Mistake(
+                f"{setting}: {file.name} names {outside[0]}, which is not a file of that folder"
             )
-            if away := sorted(named - set(map(json.dumps, here))):
-                raise Mistake(
-                    f"{setting}: {file.name} names {away[0]}, which is not a file of that folder"
-                )
 
 
 @contextmanager
-def one_line(setting: str, file: Path | None = None) -> Iterator[None]:
-    """Turn any error into a `Mistake` of one line: the argument,
+def as_mistake(setting: str, file: Path | None = None) -> Iterator[None]:
+    """Convert errors in the block to a `Mistake` of one line: the argument,
     the line in the user's file, and the error.
 
-    >>> with one_line("model.name=gpt3"):
+    >>> with as_mistake("model.name=gpt3"):
     ...     raise KeyError("gpt3")
     Traceback (most recent call last):
     ntkexp.mistake.Mistake: model.name=gpt3: KeyError: 'gpt3'

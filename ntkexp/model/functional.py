@@ -82,10 +82,10 @@ def function_of(
     """Return the module as a function (weights, inputs) ↦ outputs.
 
     The function passes a tuple of inputs to the module by position, and a mapping by
-    name. If weights or buffers are missing, those of the module are used. Buffers are
-    copied, so that a call does not change the module. `output` chooses one of several
-    outputs, or several outputs, which are concatenated. Unless `any_mode`, raise if
-    layers are random or couple the examples of a batch."""
+    name. The module supplies missing weights and all buffers. Buffers are copied, so
+    that a call does not change the module. `output` chooses an output, or several
+    outputs to concatenate (see `choose_output`). Unless `any_mode`, raise if layers are
+    random or couple the examples of a batch."""
     if not any_mode:
         refuse_training_modes(module)
 
@@ -276,7 +276,7 @@ def hooked_parameters(module: nn.Module) -> Iterator[str]:
 
 
 Output: TypeAlias = str | int | tuple[str | int, ...] | None
-"""The name or index of an output, a tuple of these, or None if the module returns a
+"""The name or index of an output, or several in a tuple. None if the module returns a
 single tensor. A dot selects from a nested output: `"heads.0"`."""
 
 
@@ -296,7 +296,7 @@ def choose_output(answer: object, output: Output) -> Tensor:
         return answer
     if output == ():
         raise Mistake(
-            "output=[] names no output; give the name or the place of a tensor"
+            "output=[] names no output; give the name or the index of a tensor"
         )
     if isinstance(output, tuple):
         # one row per example, with all outputs
@@ -304,33 +304,39 @@ def choose_output(answer: object, output: Output) -> Tensor:
         return torch.cat(outputs, 1)
     if not (output is None or isinstance(output, str | int)):
         raise Mistake(
-            f"output={in_short(output)} is a {type(output).__name__}; give the name or the place "
+            f"output={in_short(output)} is a {type(output).__name__}; give the name or the index "
             "of a tensor, or a list of these"
         )
     parts = parts_of(answer)
     if isinstance(output, str) and output not in parts:
-        for name, tensor in named_outputs(answer).items():
-            parts[name] = tensor
-    kind = type(answer).__name__
+        parts.update(named_outputs(answer).items())
+    value = None if output is None else parts.get(output)
+    if isinstance(value, Tensor):
+        return value
+    raise no_such_output(output, type(answer).__name__, parts)
+
+
+def no_such_output(
+    output: str | int | None, kind: str, parts: Mapping[str | int, object]
+) -> Mistake:
+    """Return the error for an `output` that names no tensor among the parts of a result
+    of this kind."""
     tensors = [name for name, value in parts.items() if isinstance(value, Tensor)]
     listed = "it holds no tensor"
     if tensors:
         listed = f"its tensors are {', '.join(map(repr, tensors))}"
     if output is None:
-        raise Mistake(
+        return Mistake(
             f"the module gives a {kind}, not a tensor: {listed}; name one with output="
         )
     if not parts:
-        raise Mistake(
+        return Mistake(
             f"output={output!r}: the module gives a {kind}, which has no parts; leave output out"
         )
-    value = parts.get(output)
-    if isinstance(value, Tensor):
-        return value
     hint = ""
     if isinstance(output, str):
         hint = nearest(output, [name for name in tensors if isinstance(name, str)])
-    raise Mistake(
+    return Mistake(
         f"output={output!r} is not a tensor of the {kind} that the module gives{hint}; {listed}"
     )
 
@@ -350,13 +356,13 @@ def named_outputs(answer: object) -> dict[str, Tensor]:
     >>> list(named_outputs({"logits": torch.ones(2), "heads": (torch.ones(2), None)}))
     ['logits', 'heads.0']
     """
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for name, value in members_of(answer).items():
         if isinstance(value, Tensor):
-            found[str(name)] = value
+            tensors[str(name)] = value
         for inner, tensor in named_outputs(value).items():
-            found[f"{name}.{inner}"] = tensor
-    return found
+            tensors[f"{name}.{inner}"] = tensor
+    return tensors
 
 
 def with_outputs(answer: Any, tensors: Mapping[str, Tensor], prefix: str = "") -> Any:
@@ -445,8 +451,7 @@ def batch_axis_missing(function: Function, weights: Weights, inputs: Inputs) -> 
 
 
 class RunOnce:
-    """A replacement for torch's `CheckpointFunction`. It
-    runs the part without a checkpoint."""
+    """A replacement for torch's `CheckpointFunction`, without a checkpoint."""
 
     @staticmethod
     def apply(part: Callable[..., Any], _: bool, *args: Any) -> Any:
@@ -454,8 +459,8 @@ class RunOnce:
 
 
 def no_checkpoint(*_: Any, **__: Any) -> Iterator[None]:
-    """Replacement for torch's `_checkpoint_without_reentrant_generator`, which runs
-    code before and after a checkpointed part. This generator runs nothing."""
+    """Replace torch's `_checkpoint_without_reentrant_generator`, which runs code before
+    and after a checkpointed part. This generator runs nothing."""
     yield
 
 
@@ -488,10 +493,9 @@ def without_checkpoints() -> Iterator[None]:
 
 # --- Batch norm of a single example.
 #
-# On CPUs, torch 2.13 computes wrong gradients for batch norm of a single image if the
-# incoming gradient has its channels last in memory, e.g. after
-# x.flatten(2).transpose(1, 2): it mixes up channels. Batches of several images are not
-# affected.
+# On CPUs, torch 2.13 mixes up channels in the gradient of batch norm if the batch is a
+# single image, and if the incoming gradient has its channels last in memory, e.g. after
+# x.flatten(2).transpose(1, 2).
 
 
 BATCH_NORM_FUNCTIONS = (torch.batch_norm, functional.batch_norm)

@@ -131,7 +131,7 @@ class Module(AbstractArchitecture):
                 parameter.default is parameter.empty and parameter.kind not in variadic
             ):
                 raise Mistake(
-                    f"{self.setting} wants '{parameter.name}', and can be given "
+                    f"{self.setting} needs an argument '{parameter.name}', which is none of "
                     f"{', '.join(available)}; give it a default"
                 )
         return arguments
@@ -245,7 +245,7 @@ def constructor_settings(kind: type[nn.Module]) -> set[str]:
 
 class Body(nn.Module):
     """A model without its head. It returns the vector at the last position, or the mean
-    of the vectors over positions."""
+    vector."""
 
     def __init__(
         self, model: nn.Module, entrance: nn.Module, key: str, last: bool
@@ -279,11 +279,10 @@ class DenseByRow(nn.Module):
 
 
 def rows_of_example(shape: Shape) -> tuple[int, int]:
-    """Return the number of positions of an example,
-    and the number of features per position.
+    """Return the numbers of positions and of features per position of an example.
 
-    The positions of an image are its rows (with all channels). The positions of other
-    examples are their first axis.
+    Each row of an image, with all channels, is a position. In other examples, the first
+    axis counts positions.
 
     >>> rows_of_example((3, 8, 4)), rows_of_example((5, 7)), rows_of_example((6,))
     ((8, 12), (5, 7), (6, 1))

@@ -37,8 +37,7 @@ def in_transform() -> bool:
 
 
 class PackedInPython(TorchFunctionMode):
-    """A mode that computes functions of packed sequences without reading the memory of
-    wrappers.
+    """A mode in which functions of packed sequences do not read the memory of wrappers.
 
     >>> from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
     >>> def total(rows):
@@ -73,8 +72,8 @@ def packed(
     """
     axes = sequences.shape[:2]
     count = torch.arange(axes.numel(), device=sequences.device).view(axes)
-    places, batch_sizes = torch._pack_padded_sequence(count, lengths, batch_first)
-    return sequences.flatten(0, 1)[places], batch_sizes
+    rows, batch_sizes = torch._pack_padded_sequence(count, lengths, batch_first)
+    return sequences.flatten(0, 1)[rows], batch_sizes
 
 
 def padded(

@@ -24,8 +24,7 @@ class AbstractScalar(AbstractArchitecture):
 
     @abstractmethod
     def function(self) -> nn.Module:
-        """Return the function [example, 1] → [example,
-        1] with its initial parameters."""
+        """Return the function [example, 1] → [example, 1] with its initial parameters."""
 
     def network(
         self, init: AbstractInit, task: LearningTask, generator: torch.Generator
@@ -33,8 +32,8 @@ class AbstractScalar(AbstractArchitecture):
         task.refuse_tokens(self.option)
         if task.shape != (1,) or task.outputs != 1:
             raise Mistake(
-                f"model={self.option} has one value for one number; {task.description}, and "
-                f"{task.outputs} outputs are asked for; choose data=integers"
+                f"model={self.option} maps one number to one output; {task.description} and needs "
+                f"{task.outputs} outputs; choose data=integers"
             )
         return self.function()
 
@@ -110,9 +109,9 @@ class RadialBasis(AbstractScalar):
 
     F. Huszár, "Some intuition on the neural tangent kernel" (2020), gives the
     parameters (4, −10, 25, 10, 50). In his formula, the first number of each pair is
-    the amplitude. But his text and pictures fit the other `reading`, in which the first
-    number is the centre. Only then does k(x, 10) change its sign, and the kernel of a
-    finite step has its maximum at x = 7.
+    the amplitude. But his text and pictures fit the other `reading`: the first number
+    is the centre. Then k(x, 10) changes its sign, and the kernel of a finite step has
+    its maximum at x = 7.
 
         reading            (c₁, a₁, c₂, a₂, b)      k(10, 10)    k/k(10, 10) over −10 … 20
         centre_first       (4, −10, 25, 10, 50)     2.542236     −0.2785 (at 0) … 1.2042 (at 8), left tail 0.387
@@ -203,7 +202,6 @@ class TableOfEntries(nn.Module):
         if not known.all():
             raise Mistake(
                 f"model=lookup_table has no entry for {float(x[~known][0, 0]):g}; its keys are the "
-                f"whole numbers from {int(self.key[0])} to {int(self.key[-1])}, which model.first "
-                "and model.last say"
+                f"integers from model.first={int(self.key[0])} to model.last={int(self.key[-1])}"
             )
         return nn.functional.embedding(entry, self.entry)

@@ -64,8 +64,7 @@ class FunctionInFile:
 
 
 def find_function(module: object, name: str, key: str) -> Callable[..., object]:
-    """Return a function of the user's file. `key` is
-    the configuration key in error messages."""
+    """Return a function of the user's file. Error messages begin with `key`."""
     module_name = getattr(module, "__name__", "")
     functions = [
         function_name
@@ -80,7 +79,7 @@ def find_function(module: object, name: str, key: str) -> Callable[..., object]:
         )
     if isinstance(value, nn.Module):
         raise Mistake(
-            f"{key}: {name} is a module, which no seed can draw again; name a function that "
+            f"{key}: {name} is a module, whose weights the seed cannot draw; name a function that "
             "builds it"
         )
     if not callable(value):
@@ -88,8 +87,5 @@ def find_function(module: object, name: str, key: str) -> Callable[..., object]:
             f"{key}: {name} is a {type(value).__name__}, and a function is expected"
         )
     if inspect.iscoroutinefunction(value):
-        raise Mistake(
-            f"{key}: {name} is async, and nothing would await it; write `def` in place of "
-            "`async def`"
-        )
+        raise Mistake(f"{key}: {name} is async; write `def` in place of `async def`")
     return value

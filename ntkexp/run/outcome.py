@@ -498,7 +498,7 @@ def split_regions(state: RunState) -> dict[str, Region]:
     regions = {}
     for name, points in problem.split_slices.items():
         norms = [
-            problem.module.sizes(weights, problem.inputs[points])
+            problem.module.term_norms(weights, problem.inputs[points])
             for weights in (problem.weights, state.weights)
         ]
         regions[name] = Region(points, torch.cat(norms))

@@ -466,7 +466,7 @@ def rounding_of(
     that add up to the outputs."""
     problem = survey.problem
     inputs = problem.inputs[attributed]
-    sizes = problem.module.sizes(problem.weights, inputs).norm(dim=1)
+    sizes = problem.module.term_norms(problem.weights, inputs).norm(dim=1)
     if survey.measured is not None:
         sizes = sizes * survey.measured.slopes(start.outputs)[attributed].max()
     return Rounding(terms=float(sizes.sum()), eps=survey.tape.eps)

@@ -228,9 +228,8 @@ class Definition:
     base: tuple[str, ...]
     fits: tuple[Fit, ...]
     arguments: tuple[str, ...] = ()  # the arguments of the sweep's command line
-    options: tuple[
-        str, ...
-    ] = ()  # options to add to a command that repeats the sweep or one of its runs
+    # options of a command that repeats the sweep or one of its runs
+    options: tuple[str, ...] = ()
 
     @property
     def command(self) -> str:
@@ -278,8 +277,8 @@ SWEEP_KEYS = ("axes", "seeds", "base", "fits")
 
 
 def define(arguments: Sequence[str], choices: Choices) -> Definition:
-    """Return the sweep of a command line. The arguments are the name of a file,
-    overrides, or both in this order."""
+    """Return the sweep of a command line: the name of a file, overrides,
+    or both in this order."""
     names = choices.options("sweep")
     if not arguments:
         raise Mistake(
@@ -302,9 +301,8 @@ def define(arguments: Sequence[str], choices: Choices) -> Definition:
     try:
         file = from_yaml(arguments[0], read_yaml(path))
     except Mistake as mistake:
-        raise Mistake(
-            str(mistake) if str(path) in str(mistake) else f"{path}: {mistake}"
-        ) from None
+        text = str(mistake)
+        raise Mistake(text if str(path) in text else f"{path}: {text}") from None
     sweep = with_overrides(file, arguments[1:])
     # keep the name of the file if the results are the same
     name = file.name if sweep.digest == file.digest else f"{file.name}-{sweep.digest}"

@@ -176,11 +176,11 @@ class JobProgress:
                 if event.how != "held":
                     self.done += 1
                     ending = ENDINGS.get(event.how, f"is {event.how}")
-                    time_left = self.time_left(" to go")
                     note = f"{event.name} {ending}"
-                    self.progress.step(
-                        self.done, f"{note}; {time_left}" if time_left else note
-                    )
+                    time_left = self.time_left(" to go")
+                    if time_left:
+                        note += f"; {time_left}"
+                    self.progress.step(self.done, note)
 
     def time_left(self, suffix: str = "") -> str:
         """Return the remaining time in words, or "" if it is unknown."""
@@ -253,7 +253,7 @@ class RunJob(AbstractJob):
 
 
 class Relay(AbstractProgress):
-    """A progress display that sends the progress of a run as events to the command."""
+    """A display that sends the progress of a run as events to the command."""
 
     def __init__(self, name: str, report_event: ReportEvent) -> None:
         self.name = name

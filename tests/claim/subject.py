@@ -1,4 +1,4 @@
-"""A small claim with tiny networks, and a claim of a trial that computes at once."""
+"""A small claim with tiny networks, and a claim with a trial that takes no time."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ CLAIM: dict[str, Any] = {
 
 
 class Line(AbstractTrial):
-    """A line with noise, as a power law."""
+    """A trial whose results follow a power law with noise."""
 
     slope: float = -1.0
 
@@ -71,5 +71,5 @@ def planned(tree: dict[str, Any], out: Any, size: Any = "default", made: Compose
 
 
 def judged(found: PlannedClaim) -> ClaimRecord:
-    """Carry a claim out in this process, and judge it."""
+    """Run a claim in this process, and judge it."""
     return conclude(found, carry_out(found, Workshop(Here(1), Quiet(), ("tests",))), "default")

@@ -150,7 +150,7 @@ def test_parts_of_a_linear_model_are_exact() -> None:
         assert [step.stage for step in steps] == ["before"] * 2 + ["after"] * 2
         assert all(step.wrong < 1e-24 * step.squares for step in steps)
         assert all(step.missed < 1e-24 * step.changed for step in steps)
-        # the largest stable step size is that of the kernel at the start
+        # the kernel at the start determines the largest stable step size
         assert steps[0].stability == pytest.approx(0.5 / slower, rel=1e-6)
 
 

@@ -80,7 +80,7 @@ def test_pictures_of_kept_claims_are_drawn_again(tmp_path: Path) -> None:
 
 
 def test_earlier_publications_stay_while_their_claims_are_unchanged(tmp_path: Path) -> None:
-    """Verdict, tables and page stay without the runs. Those of changed claims are removed."""
+    """Verdict, tables and page do not need the runs. The files of changed claims are removed."""
     (made, records, mine), folder = looked_at(tmp_path), tmp_path / "docs"
     publish(folder, made, records, mine)
     (row,) = json.loads((folder / VERDICTS_FILE).read_text())
@@ -108,7 +108,7 @@ def test_the_note_on_seeds_is_written_again(tmp_path: Path) -> None:
 
 
 def test_published_tables_are_judged_again_by_the_present_rules(tmp_path: Path) -> None:
-    """The outcome is recorded as that of the same look, and the earlier outcome stays on record."""
+    """The outcome is recorded for the same look, and the earlier outcome stays on record."""
     (made, (record,), entries), folder = looked_at(tmp_path), tmp_path / "docs"
     publish(folder, made, [record], entries)
     (first,) = json.loads((folder / VERDICTS_FILE).read_text())

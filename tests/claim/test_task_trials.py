@@ -316,7 +316,7 @@ def test_contributions_add_up_and_effects_rank_removals() -> None:
 
 @pytest.mark.slow
 def test_exactness_gains_nothing_where_the_kernel_is_constant() -> None:
-    """The contributions of a linear model are those of TracIn, up to rounding. Those of a network are not."""
+    """Contributions agree with TracIn for a linear model, up to rounding, but not for a network."""
     linear, network = (
         pd.DataFrame([*ExactnessOfScores(base=SMALL, trainings=(how,), activations=("tanh",), groups=4).rows(0)])
         for how in ("model.depth=0 steps=3", "steps=1 optimizer.stable_fraction=16")

@@ -1,4 +1,4 @@
-"""Commands that run in this process, as the entry point runs them, and a finished run."""
+"""Commands in this process, as from the entry point, and a finished run."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def command(capfd: pytest.CaptureFixture[str]) -> Command:
 
 @pytest.fixture
 def _forgetful() -> Iterator[None]:
-    """Forget the secrets of a test. Later messages would hide them too."""
+    """Delete the secrets of a test, because later messages would hide them too."""
     before = dict(HIDDEN)
     yield
     HIDDEN.clear()

@@ -236,8 +236,8 @@ def test_arguments_are_spelled_as_options() -> None:
     assert with_advice(Mistake("steps=3: a key")) == "steps=3: a key"
 
 
-# One run is interrupted, resumed and repeated by the command that its results print. Its module lies in a folder with a
-# blank, and its data come from a folder of choices.
+# One run is interrupted, resumed and repeated by the command that its results print. The name of
+# its module's folder contains a blank, and its data come from a folder of choices.
 
 
 NET = """

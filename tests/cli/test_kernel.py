@@ -87,7 +87,7 @@ def test_predictions_are_written_and_shown(file: Path, command: Command, tmp_pat
 
 
 def test_steps_that_diverge_are_reported(file: Path, command: Command, tmp_path: Path) -> None:
-    """At twice the largest stable step size. At half of it, nothing is said."""
+    """Twice the largest stable step size causes a warning, and half of it does not."""
     steps = ("kernel", "predict", str(file), "--steps=50", "--quiet", f"--out={tmp_path}")
     said = command(*steps, "--step-size=1e6").err
     reported = re.findall(r"ntkexp: (\w+): gradient descent diverges with steps of 1\.0e6; take .* below (\S+),", said)
@@ -217,7 +217,8 @@ def test_a_job_without_time_for_a_tile_is_refused() -> None:
     engine = choose("slurm:cluster=local", None)
     engine.refuse_longer(3600.0)
     with pytest.raises(
-        Mistake, match=r"a job ends after time=60 minutes, and nothing is kept before .*; write such as time="
+        Mistake,
+        match=r"a job ends after time=60 minutes, but first saves its work after about .*; write, for example, time=",
     ):
         engine.refuse_longer(3601.0)
 

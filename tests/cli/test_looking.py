@@ -1,4 +1,4 @@
-"""`ntkexp explain`, `compare` and `runs`: what they print, keep and remove."""
+"""The output of `ntkexp explain`, `compare` and `runs`, and the files that they keep and remove."""
 
 from __future__ import annotations
 

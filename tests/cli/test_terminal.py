@@ -20,7 +20,7 @@ STYLE = re.compile("\x1b\\[[0-9;?]*[A-Za-z]")
 
 
 def in_terminal(columns: int, folder: Path, *words: str, **environment: str) -> str:
-    """Run a command in a terminal, and return what it shows, with control sequences."""
+    """Run a command in a terminal. Return its output with control sequences."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
     inherited = {name: value for name, value in os.environ.items() if name not in {"COLUMNS", "NO_COLOR"}}

@@ -205,7 +205,7 @@ def test_nor_does_a_sweep_with_it(place: Place) -> None:
 
 @pytest.mark.slow
 def test_nor_does_any_other_command(furnished: Place) -> None:
-    """One process runs all commands, because its start takes longer than most of them."""
+    """Run all commands in one process, because starting a process takes longer than most commands."""
     Path(furnished.start[-1]).write_text(ONE_AFTER_ANOTHER)
     commands = [*((0, words) for words in COMMANDS), *((2, words) for words in REFUSED)]
     ended = furnished.call(json.dumps(commands))

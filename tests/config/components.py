@@ -1,4 +1,4 @@
-"""The components of every YAML of a choice, globbed: a new file is tested without being named."""
+"""The components of all YAML files of options, so that tests include new files."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def choices(folder: str) -> list[str]:
 
 
 def networks() -> list[str]:
-    """The models that take data of any shape, or of images."""
+    """Return the models for data of any shape, or for images."""
     return sorted(set(choices("model")) - SCALAR)
 
 
 def configured(folder: str, name: str, **changes: object) -> Component:
-    """The component that a YAML names, with some fields changed."""
+    """Return the component that a YAML file names, with some fields changed."""
     fields = OmegaConf.to_container(OmegaConf.load(Choices(tuple(FOLDERS)).file(folder, name)))
     assert isinstance(fields, dict)
     fields |= REQUIRED.get(name, {})
@@ -48,5 +48,5 @@ def configured(folder: str, name: str, **changes: object) -> Component:
 
 
 def asked_for(folder: str, name: str) -> list[str]:
-    """How an option is chosen on the command line."""
+    """Return the override that chooses an option on the command line."""
     return [f"{folder}={name}", *(f"{folder}.{key}={value}" for key, value in REQUIRED.get(name, {}).items())]

@@ -1,4 +1,4 @@
-"""A module as a user would write it: nothing in it knows of this program."""
+"""A module of a user, which does not use this package."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import nn
 
 
 def build(shape: tuple[int, ...], outputs: int, width: int) -> nn.Module:
-    """Norm by batch statistics and dropout; evaluation turns both off."""
+    """Return a module whose batch statistics and dropout are disabled in evaluation mode."""
     return nn.Sequential(
         nn.Flatten(),
         nn.Linear(prod(shape), width),

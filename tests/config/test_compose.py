@@ -203,12 +203,15 @@ LAUGHS = "a: &a [x, x]\n" + "".join(
 CHAIN = "k0: &k0 [x]\n" + "".join(f"k{k}: &k{k} [*k{k - 1}]\n" for k in range(1, 1000))
 BROKEN = {
     "a number of 5,000 digits": ("x: " + "9" * 5000, "line 1 .* is not a valid int"),
-    "anchors that explode": (LAUGHS, "line 6 .* its anchors and .{4} make more than 100000 entries"),
-    "anchors in a chain": (CHAIN, "line 49 .* its anchors and .{4} make more than 50 levels"),
-    "an anchor in itself": ("a: &a [*a]", "its anchors and .{4} make more than"),
-    "an anchor that is merged with itself": ("a: &a\n  <<: *a", "its anchors and .{4} make more than|unhashable|merg"),
-    "a book of references": ("\nx: " + "a" * 10_000 + "${x}", "line 2 .* make more than 100000 entries"),
-    "many references": ("x:\n" + "- ${x}\n" * 3_000, "line 2 .* make more than 100000 entries"),
+    "anchors that explode": (LAUGHS, "line 6 .* its anchors and .{4} expand to more than 100000 entries"),
+    "anchors in a chain": (CHAIN, "line 49 .* its anchors and .{4} expand to more than 50 levels"),
+    "an anchor in itself": ("a: &a [*a]", "its anchors and .{4} expand to more than"),
+    "an anchor that is merged with itself": (
+        "a: &a\n  <<: *a",
+        "its anchors and .{4} expand to more than|unhashable|merg",
+    ),
+    "a book of references": ("\nx: " + "a" * 10_000 + "${x}", "line 2 .* expand to more than 100000 entries"),
+    "many references": ("x:\n" + "- ${x}\n" * 3_000, "line 2 .* expand to more than 100000 entries"),
     "very deep lists": ("x: " + "[" * 3000, "more than 50 lists and mappings are nested"),
     "very deep mappings": ("\n".join(" " * k + "a:" for k in range(200)), "more than 50 lists and mappings"),
     "an object of Python's": ("x: !!python/object/apply:os.system [exit]", "os.system is not supported"),

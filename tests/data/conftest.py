@@ -1,4 +1,4 @@
-"""Small files in the formats that users have, and the source of every YAML."""
+"""Small data files in all formats, and the source of every YAML file."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ CONFIGS = Path(__file__).parents[2] / "configs" / "data"
 
 
 def idx_bytes(array: np.ndarray) -> bytes:
-    """An array of bytes as IDX."""
+    """Return an array of bytes in the format IDX."""
     return bytes([0, 0, 8, array.ndim]) + pack(f">{array.ndim}I", *array.shape) + array.astype(np.uint8).tobytes()
 
 
 def pictures(count: int, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """Random pictures whose labels go round the ten classes."""
+    """Return random pictures, and labels that cycle through ten classes."""
     return np.random.default_rng(0).integers(0, 256, (count, *shape), dtype=np.uint8), np.arange(count) % 10
 
 
 @pytest.fixture(scope="session")
 def idx_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """600 pictures as gzipped IDX files."""
+    """Write 600 pictures as gzipped IDX files."""
     folder = tmp_path_factory.mktemp("idx")
     images, labels = pictures(600, (28, 28))
     (folder / "train-images-idx3-ubyte.gz").write_bytes(gzip.compress(idx_bytes(images), 1))
@@ -42,13 +42,13 @@ def idx_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _debian(idx_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tests see the same files whether or not Debian's package is installed."""
+    """Use the same files with and without Debian's package."""
     monkeypatch.setattr(images, "DEBIAN_FOLDER", idx_folder)
 
 
 @pytest.fixture(scope="session")
 def small_cifar(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """600 pictures in a batch of the binary version."""
+    """Write 600 pictures as a batch of the binary version."""
     folder = tmp_path_factory.mktemp("cifar")
     images, labels = pictures(600, (3072,))
     (folder / "data_batch_1.bin").write_bytes(np.column_stack([labels.astype(np.uint8), images]).tobytes())
@@ -57,13 +57,13 @@ def small_cifar(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _cifar(small_cifar: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And whether or not a folder with CIFAR-10 is named."""
+    """Use the same files whatever the variable CIFAR10 names."""
     monkeypatch.setenv("CIFAR10", str(small_cifar))
 
 
 @pytest.fixture
 def cifar_folder(tmp_path: Path) -> Path:
-    """Two batches of the python version."""
+    """Write two batches of the python version."""
     images, labels = pictures(60, (3072,))
     for number, part in enumerate((slice(30), slice(30, 60)), start=1):
         batch = {b"data": images[part], b"labels": labels[part].tolist(), b"batch_label": b"training"}
@@ -95,38 +95,38 @@ def refusal() -> Callable[[AbstractSource], str]:
 
 
 def written_down(name: str) -> dict[str, object]:
-    """The fields of one YAML."""
+    """Return the fields of a YAML file."""
     fields = OmegaConf.to_container(OmegaConf.load(CONFIGS / f"{name}.yaml"))
     assert isinstance(fields, dict)
     return {str(key): value for key, value in fields.items()}
 
 
 def source_of(name: str, **changes: object) -> AbstractSource:
-    """The component that one YAML names, with some fields changed."""
+    """Return the source that a YAML file names, with some fields changed."""
     source = Builder().component(written_down(name) | changes, (AbstractSource,), "data")
     assert isinstance(source, AbstractSource)
     return source
 
 
 GIVEN = {"integers"}
-"""Examples that are not drawn; tests/model/test_scalar.py is theirs."""
+"""Sources without random examples, which tests/model/test_scalar.py tests."""
 
 READY = sorted({path.stem for path in CONFIGS.glob("*.yaml") if "???" not in written_down(path.stem).values()} - GIVEN)
 
 
 @pytest.fixture(params=READY)
 def name(request: pytest.FixtureRequest) -> str:
-    """Every YAML that needs no path."""
+    """Return the name of each source that needs no path."""
     return str(request.param)
 
 
 @pytest.fixture
 def source(name: str) -> AbstractSource:
-    """A small version of a source that is ready to use."""
+    """Return a small version of the source."""
     return source_of(name, train=40, query=20, test=30)
 
 
 @pytest.fixture
 def configured() -> Callable[..., AbstractSource]:
-    """Makes the source of a YAML, with some fields changed."""
+    """Return the function that builds the source of a YAML file, with some fields changed."""
     return source_of

@@ -97,7 +97,7 @@ def test_a_column_may_be_called_as_a_format_begins(name: str, tmp_path: Path) ->
 
 def test_a_byte_that_no_text_has_is_refused_with_its_line(tmp_path: Path, refusal: Refusal) -> None:
     (tmp_path / "t.csv").write_text(CSV.replace("3,", "3\0,"))
-    assert "line 5: byte 0x00 is in no text" in refusal(table(tmp_path / "t.csv"))
+    assert "line 5: byte 0x00 cannot be in a text" in refusal(table(tmp_path / "t.csv"))
 
 
 STRANGE: dict[str, list[Any]] = {

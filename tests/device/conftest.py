@@ -15,8 +15,8 @@ from tests.device.emulated import IS_EMULATED, compiled, load, missing
 
 
 def begin(library: Path | None) -> None:
-    """Prepare the process, as pytest and tests/conftest.py prepare theirs."""
-    import tests.conftest  # noqa: F401, PLC0415  checks shapes from here on
+    """Prepare the process like pytest and tests/conftest.py."""
+    import tests.conftest  # noqa: F401, PLC0415  begins to check shapes
 
     warnings.simplefilter("error")
     if library is not None:
@@ -34,7 +34,7 @@ def process() -> Iterator[ProcessPoolExecutor]:
 
 @pytest.fixture(autouse=True)
 def _in_process(process: ProcessPoolExecutor, request: pytest.FixtureRequest) -> None:
-    """Run the test in the process with the device, in place of this one."""
+    """Run the test in the process with the device, instead of this process."""
     test: Callable[..., Any] = request.node.obj
 
     def run(**arguments: Any) -> None:

@@ -21,7 +21,7 @@ from torch.utils.backend_registration import (
 NAME = "emulated"
 IS_EMULATED = not torch.cuda.is_available()
 DEVICE = f"{NAME}:1" if IS_EMULATED else "cuda:0"
-"""The second of two, so that code that forgets the index mixes devices. A machine with a GPU takes that."""
+"""The second of two emulated devices, so that code without an index uses the wrong one; or the GPU of the machine."""
 SOURCE = Path(__file__).with_name("emulated.cpp")
 CACHE = Path(os.environ.get("TORCH_EXTENSIONS_DIR", "~/.cache/torch_extensions")).expanduser()
 
@@ -36,9 +36,9 @@ def missing() -> str:
 
 
 def compiled() -> Path:
-    """Return the library, compiled from the source if no process has done so with this version of torch.
+    """Return the library. Compile it if this has not been done for this version of torch.
 
-    Processes that start at once wait for each other, and the file appears when it is complete.
+    Concurrent processes wait for each other.
     """
     key = sha256(SOURCE.read_bytes() + torch.__version__.encode()).hexdigest()[:16]
     folder = CACHE / f"ntkexp-emulated-{key}"
@@ -56,7 +56,7 @@ def compiled() -> Path:
 
 
 class EmulatedModule:
-    """The functions that torch expects of `torch.emulated`, as it has them in `torch.cuda`."""
+    """The functions that torch calls in `torch.emulated`, as in `torch.cuda`."""
 
     @staticmethod
     def is_available() -> bool:
@@ -148,7 +148,7 @@ def load_when_torch_is_imported() -> None:
 
 
 def autoloading(folder: Path) -> dict[str, str]:
-    """Return the environment of a process in which torch loads the device as it loads the extension of a maker."""
+    """Return the environment of a process in which torch loads the device like a vendor's extension."""
     if not IS_EMULATED:
         return {}
     about = folder / "emulated-1.0.dist-info"

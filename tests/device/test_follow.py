@@ -29,7 +29,7 @@ LOOPS = {  # with one of the settings of each optimizer
     **{maker.__name__.partition(" ")[0]: (maker, loops.plain) for maker in OPTIMIZERS},
 }
 SHORT = {"Muon": torch.bfloat16, "ASGD": torch.float32}
-"""The precision in which some optimizers compute, or hold their rate. Sums in another order round differently."""
+"""Optimizers that compute in another precision, or store their step size in it. Reordered sums round differently."""
 
 
 def close_to(optimizers: Maker) -> float:

@@ -32,7 +32,7 @@ HOMES = {
     "QuandaExplainer": "ntkexp.bridges.QuandaExplainer",
     "DattriAttributor": "ntkexp.bridges.DattriAttributor",
 }
-"""The classes whose methods stand under the name of the class alone."""
+"""Classes that the page names without their module."""
 RETURNED = {"Trace", "Attribution", "Run", "Sweep", "Validation"}
 """Classes that functions return. Users do not call them, so they have attributes and no arguments."""
 ALIASES = {
@@ -120,7 +120,7 @@ def parameters(name: str) -> dict[str, inspect.Parameter]:
     if is_dataclass(found) and isinstance(found, type):
         return {field.name: parameter_of(field) for field in fields(found) if field.init}
     signature = inspect.signature(found)
-    return {key: each for key, each in signature.parameters.items() if key != "self"}
+    return {key: parameter for key, parameter in signature.parameters.items() if key != "self"}
 
 
 def parameter_of(field: Any) -> inspect.Parameter:

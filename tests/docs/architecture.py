@@ -36,10 +36,10 @@ class Part:
 def layers_of(contract: str) -> list[list[Part]]:
     """Return the layers of a contract, the lowest first."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    (found,) = [each for each in settings["tool"]["importlinter"]["contracts"] if each["name"] == contract]
-    (container,) = found["containers"]
+    contracts = {fields["name"]: fields for fields in settings["tool"]["importlinter"]["contracts"]}
+    (container,) = contracts[contract]["containers"]
     folder = ROOT / container.replace(".", "/")
-    layers = [re.split(r"[|:]", layer) for layer in reversed(found["layers"])]
+    layers = [re.split(r"[|:]", layer) for layer in reversed(contracts[contract]["layers"])]
     return [[part(folder / name.strip()) for name in layer] for layer in layers]
 
 
@@ -76,15 +76,15 @@ def broken(layer: list[Part]) -> list[list[Part]]:
     """Break a layer into rows that fit into the picture."""
     rows: list[list[Part]] = [[]]
     for part in layer:
-        if sum(map(room, [*rows[-1], part])) > WIDTH - 2 * MARGIN:
+        if sum(map(box_width, [*rows[-1], part])) > WIDTH - 2 * MARGIN:
             rows.append([])
         rows[-1].append(part)
     return rows
 
 
-def room(part: Part) -> float:
+def box_width(part: Part) -> float:
     """Return the width of a box and its gap."""
-    return LETTER * len(part.path.name) + 2 * GAP + GAP
+    return LETTER * len(part.path.name) + 3 * GAP
 
 
 def drawn(rows: list[tuple[int, list[Part]]]) -> Iterator[str]:
@@ -100,9 +100,9 @@ def drawn(rows: list[tuple[int, list[Part]]]) -> Iterator[str]:
 
 def boxes(parts: list[Part], top: float) -> Iterator[str]:
     """Draw the centred boxes of a row."""
-    left = (WIDTH - sum(map(room, parts)) + GAP) / 2
+    left = (WIDTH - sum(map(box_width, parts)) + GAP) / 2
     for part in parts:
-        width = room(part) - GAP
+        width = box_width(part) - GAP
         kind = "folder" if part.path.is_dir() else "file"
         yield f'<rect class="{kind}" x="{left:.1f}" y="{top}" width="{width:.1f}" height="{HEIGHT}" rx="4"/>\n'
         yield f'<text x="{left + width / 2:.1f}" y="{top + 17}">{part.path.name}</text>\n'

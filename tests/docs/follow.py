@@ -1,4 +1,7 @@
-"""The table of planted bugs in docs/follow-proofs.md. `python -m tests.docs.follow` writes it; a test compares it."""
+"""The table of planted bugs in docs/follow-proofs.md.
+
+`python -m tests.docs.follow` writes it, and a test compares it.
+"""
 
 from __future__ import annotations
 

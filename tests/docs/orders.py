@@ -12,10 +12,10 @@ from torch import Tensor
 from tests.run.small import Ran, ran
 
 TIME = 6.0
-STEP_SIZES = (0.4, 0.2, 0.1, 0.05)  # the largest is just below the largest stable one of the ReLU network, 0.42
+STEP_SIZES = (0.4, 0.2, 0.1, 0.05)  # the largest stable step size of the ReLU network is 0.42
 NETS = ("tanh", "relu")
 SHARED = ("model.width=64", "path.queries=[query]", "path.schedule=1000", "ladder.machine=[]")
-INTEGRAL = 64  # pieces that approximate the integral
+INTEGRAL = 64  # number of substeps that approximate the integral
 
 
 @cache
@@ -33,16 +33,16 @@ def sums(activation: str, size: float) -> tuple[float, ...]:
 
 
 def parts(activation: str, size: float) -> tuple[float, ...]:
-    """Return the errors of contributions by 1, 2 and 4 pieces, and the error bar of the run."""
+    """Return the errors of contributions by 1, 2 and 4 substeps, and the error bar of the run."""
     integral = secants(activation, size, INTEGRAL)
     misses = [float((secants(activation, size, n) - integral).norm() / integral.norm()) for n in (1, 2, 4)]
     run = trained(activation, size, "path.rule=[secant]", "path.error_samples=1000")
     return (*misses, run.error_bar)
 
 
-def secants(activation: str, size: float, pieces: int) -> Float[Tensor, "point out train"]:
-    """Return 𝒮 by this number of pieces per step."""
-    return trained(activation, size, "path.rule=[secant]", f"path.substeps={pieces}").contributions("secant")
+def secants(activation: str, size: float, substeps: int) -> Float[Tensor, "point out train"]:
+    """Return 𝒮 by this number of substeps per step."""
+    return trained(activation, size, "path.rule=[secant]", f"path.substeps={substeps}").contributions("secant")
 
 
 def table(header: tuple[str, ...], measured: dict[tuple[str, float], tuple[float, ...]]) -> str:

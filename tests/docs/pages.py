@@ -23,12 +23,12 @@ from ntkexp.config.compose import compose
 from tests.docs.readme import ROOT
 from tests.run.commands import FORKS, Given, call_within, command, program, undrawn
 
-PROGRAM = 1.0
-"""Gigabytes beyond `memory_gb`. Python with torch takes 0.3, and the limits of work are estimates."""
+PROGRAM_GB = 1.0
+"""Memory beyond `memory_gb`. Python with torch takes 0.3 GB, and the memory of computations is estimated."""
 
 
 def printed(command: list[str], folder: Path) -> str:
-    """Return the stdout of a command, in a folder with `.venv/bin/ntkexp`, as in the README."""
+    """Return the stdout of a command in a folder that contains `.venv/bin/ntkexp`, as in the README."""
     install(folder / ".venv" / "bin" / "ntkexp")
     paths = {"PATH": f"{folder}/.venv/bin{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
     ended = subprocess.run(command, cwd=folder, env=os.environ | paths, capture_output=True, text=True, check=False)
@@ -46,15 +46,15 @@ def install(program: Path) -> None:
 
 def most_bytes() -> int:
     """Return the limit of memory."""
-    return int(compose([]).budget.bytes + PROGRAM * 1e9)
+    return int(compose([]).budget.bytes + PROGRAM_GB * 1e9)
 
 
 WITH_WORKERS = re.compile(r"ntkexp (sweep|claims)(?! list)(?!.* --dry-run)")
-"""Commands with workers. A shell starts them, so that the workers have the limit too."""
+"""Commands with workers. A shell starts them, so that the memory limit applies to workers too."""
 
 
 def carried_out(line: str, folder: Path) -> str:
-    """Return the stdout of a line of a shell."""
+    """Run a line of a shell. Return its stdout."""
     line = shortened(line)
     if not line.startswith("ntkexp ") or WITH_WORKERS.match(line):
         return printed(["bash", "-c", line], folder)
@@ -64,11 +64,14 @@ def carried_out(line: str, folder: Path) -> str:
 
 def expanded(line: str, folder: Path) -> list[str]:
     """Return the words of a line, with expanded patterns of files."""
-    return [each for word in shlex.split(line) for each in sorted(glob(word, root_dir=folder)) or [word]]
+    words = []
+    for word in shlex.split(line):
+        words += sorted(glob(word, root_dir=folder)) or [word]
+    return words
 
 
 def forked(act: Callable[[Given], None], given: Given, folder: Path) -> str:
-    """Return the stdout of a function, in a process that is forked from one with the loaded package."""
+    """Run a function in a process that is forked from a process with the loaded package. Return its stdout."""
     out, err = folder / ".out.txt", folder / ".err.txt"
     process = FORKS.Process(target=call_within, args=(act, given, folder, (out, err), most_bytes()))
     process.start()
@@ -100,7 +103,7 @@ ALL = dict(walk(typer.main.get_command(app), "ntkexp"))
 def options() -> set[str]:
     """Return every option of the program and its commands."""
     common = {"--help", "--version", "--install-completion", "--show-completion"}
-    return common | {word for command in ALL.values() for each in command.params for word in each.opts}
+    return common | {word for command in ALL.values() for parameter in command.params for word in parameter.opts}
 
 
 def known_keys() -> set[str]:
@@ -118,16 +121,16 @@ def called(path: str) -> str:
     >>> called("ntkexp resume")
     'ntkexp resume RUN'
     """
-    return " ".join([path, *(each.metavar for each in ALL[path].params if not is_option(each))])
+    return " ".join([path, *(parameter.metavar for parameter in ALL[path].params if not is_option(parameter))])
 
 
 def rows(path: str) -> Iterator[tuple[str, str, str]]:
     """Yield the options of a command, with default and help."""
-    for each in filter(is_option, ALL[path].params):
-        if each.hidden:
+    for option in filter(is_option, ALL[path].params):
+        if option.hidden:
             continue
-        word = f"{each.opts[0]} {each.metavar}" if each.metavar else each.opts[0]
-        yield f"`{word}`", default(each.default), each.help
+        word = f"{option.opts[0]} {option.metavar}" if option.metavar else option.opts[0]
+        yield f"`{word}`", default(option.default), option.help
 
 
 def is_option(parameter: Any) -> bool:
@@ -137,8 +140,8 @@ def is_option(parameter: Any) -> bool:
 
 def default(value: object) -> str:
     """Return the default of an option, or an empty text."""
-    said = value.value if isinstance(value, Enum) else value
-    return "" if said is None or said is False else f"`{said}`"
+    plain = value.value if isinstance(value, Enum) else value
+    return "" if plain is None or plain is False else f"`{plain}`"
 
 
 # The pages in docs/. Their blocks run in order, in one folder:
@@ -242,7 +245,7 @@ class Page:
 
     @property
     def programs(self) -> list[Block]:
-        """The blocks, with those that continue a program joined to it."""
+        """The blocks. A block that continues a program is joined to it."""
         joined: list[Block] = []
         for block in self.blocks:
             before = next((k for k in reversed(range(len(joined))) if joined[k].is_program), None)

@@ -1,7 +1,8 @@
-"""Draw the pictures of the README and of the pages to learn from.
+"""Draw the pictures of the README and of the tutorials.
 
-`python -m tests.docs.pictures RUN` draws `ladder.png`, five kernel machines of the default run, whose folder is RUN,
-and all others. `python -m tests.docs.pictures` draws the others, from the code of their pages where they have some.
+`python -m tests.docs.pictures` draws all pictures except `ladder.png`, if possible by the code on their pages.
+`python -m tests.docs.pictures RUN` also draws `ladder.png`, with five kernel machines of the default run in the folder
+RUN.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ def draw_first_attribution() -> None:
 
 
 def draw_followed_loop() -> None:
-    """Draw the three plots of an attribution, of the loop of the first lesson."""
+    """Draw three plots of the attribution of the loop in docs/first-attribution.md."""
     trace = page_values("first-attribution.md")["trace"]
     found = trace.attribute(by="module", quiet=True)
     with house_style():
@@ -91,7 +92,7 @@ def draw_followed_loop() -> None:
 
 
 def draw_optimizers() -> None:
-    """Draw the output of one query over the steps of three optimizers, and the strongest example of each."""
+    """Draw the change of one query's output over the steps of three optimizers."""
     optimizers: dict[str, Callable[[Any], Any]] = {
         "SGD": lambda weights: torch.optim.SGD(weights, lr=0.05),
         "momentum": lambda weights: torch.optim.SGD(weights, lr=0.02, momentum=0.9),
@@ -121,7 +122,7 @@ def draw_optimizers() -> None:
 
 
 def draw_effects() -> None:
-    """Draw predicted against actual changes of the loop in docs/follow-effects.md, without each example."""
+    """Draw predicted against actual leave-out effects of the loop in docs/follow-effects.md."""
     with TemporaryDirectory() as folder, chdir(folder):
         Page(DOCS / "follow-effects.md").files(Path(folder))
         values: dict[str, Any] = {}
@@ -196,7 +197,8 @@ def distances_of_children(folder: Path) -> dict[int, list[float]]:
 
 
 def draw_children() -> None:
-    """Draw how much the order of examples decides, after some steps of a parent (Fort et al. 2020)."""
+    """Draw the distance between children with different orders of examples, by the step of their parent (Fort et al.
+    2020)."""
     with TemporaryDirectory() as folder:
         found = distances_of_children(Path(folder))
     steps, means = list(found), [fmean(pairs) for pairs in found.values()]

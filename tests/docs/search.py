@@ -1,6 +1,6 @@
-"""The search of the site: `python -m tests.docs.search SITE` looks up words of users in a built site, in Chromium.
+"""The search of the site: `python -m tests.docs.search SITE` searches for users' words in a built site, by Chromium.
 
-It fails if the first hit is not the page that answers them. `.ci/run` builds the site and runs this.
+It fails if a first hit is not the page with the answer. `.ci/run` builds the site and runs this.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ SECTION = """id => {
     const away = Math.abs(section.getBoundingClientRect().top - place.getBoundingClientRect().top);
     return section.querySelector("h1") || away > 100 ? "" : section.id;
 }"""
-"""The section that begins at a target. A page that begins there has an empty name."""
+"""A function that returns the section that begins at a target, or "" at the beginning of a page."""
 
 
 def first_hits(site: Path) -> dict[str, str]:
-    """Return the place to which the first hit of each search leads: a page, and the section that begins there."""
+    """Return the page and section of the first hit of each search."""
     chromium = shutil.which("chromium")
     hits = {}
     with sync_playwright() as playwright:

@@ -17,7 +17,7 @@ from tests.run.small import execute_in, small
 GUIDE = ROOT / "docs" / "guide.md"
 ROW = re.compile(r"\| (`[^|]*`) \| (?:[^|\\]|\\\|)+ \|(?: ([^|]+) \|)?")
 NAMES = {"PARAMETER": r"[\w.]+", "NAME": r"[\w.]+", "K": r"\d+"}
-"""The parts of a name in the table that stand for other words."""
+"""The placeholders in names of the table, and their patterns."""
 DIAGNOSTICS = "diagnostics=[taylor,sharpness,kernel_velocity]"
 RUNS = {
     "one task": (DIAGNOSTICS,),

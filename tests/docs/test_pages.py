@@ -85,7 +85,7 @@ def anchored(heading: str) -> str:
     return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
 
 
-# The site: a picture on every page to learn from, and notebooks that say what they teach.
+# The site: tutorials contain pictures, and notebooks state their topics.
 
 
 def pages_below(caption: str) -> list[Path]:

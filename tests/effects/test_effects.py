@@ -84,10 +84,10 @@ def distance(found: Tensor, expected: Tensor) -> float:
     return float((found - expected).abs().max() / expected.abs().max())
 
 
-# A training written out by the definitions of PyTorch, in one graph of autograd.
+# A training by the definitions of PyTorch's optimizers, in one graph of autograd.
 #
-# It is exact where differences of trainings are not: with Adam's ε = 1e-8 those of order 6 were off by up to 2e-3 at a
-# width of 1e-4, and by 1e-1 at 1e-5 where the sign of a gradient changes nearby.
+# It is exact, unlike finite differences of trainings: with Adam's ε = 1e-8, differences of order 6 had errors up to
+# 2e-3 at a width of 1e-4, and of 1e-1 at 1e-5 if the sign of a gradient changes nearby.
 
 
 Memory: TypeAlias = dict[str, Tensor]

@@ -1,4 +1,4 @@
-"""A module that takes long to load. It writes the number of its process first."""
+"""A module that takes long to load. It first writes the number of its process."""
 
 from __future__ import annotations
 

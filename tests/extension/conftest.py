@@ -1,4 +1,4 @@
-"""Parts of another author: each one file and one YAML, in a folder outside the package."""
+"""Components of another author: a Python file and a YAML file each, in a folder outside the package."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from tests.extension.outside import Outside, written
 
-collect_ignore = ["parts"]  # they are imported from where they are copied to, and from nowhere else
+collect_ignore = ["parts"]  # tests import copies of these files
 
 
 @pytest.fixture(scope="session")

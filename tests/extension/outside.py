@@ -1,4 +1,4 @@
-"""A stranger's folder: every part a file in it, and its YAML in a folder laid out like configs/."""
+"""The folder of another author: a Python file for each component, and YAML files laid out like configs/."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LAYERS = ("model=layers", "model.spec=[{layer: Dense, features: 8}, {layer: Para
 
 @dataclass(frozen=True)
 class Outside:
-    """The folder."""
+    """The folder, and the settings that use it."""
 
     folder: Path
 
@@ -35,7 +35,7 @@ class Outside:
 
     @property
     def trust(self) -> tuple[str, ...]:
-        """The Python files, as --trust takes them."""
+        """The Python files, as arguments of --trust."""
         return tuple(map(str, sorted(self.folder.glob("*.py"))))
 
     @property
@@ -49,12 +49,12 @@ class Outside:
         return composer(self.configs, self.trust)
 
     def experiment(self, *overrides: str) -> Experiment:
-        """A tiny experiment; the last word counts."""
+        """Compose a tiny experiment. Of overrides with the same key, the last counts."""
         return self.composer.resolve([*TINY, *overrides]).experiment()
 
 
 def written(folder: Path) -> Outside:
-    """The parts, each where a user would put it."""
+    """Copy the components and YAML files into a folder."""
     for file in PARTS.glob("*/[!_]*.py"):
         if file.parent.name not in {"figures", "together"}:
             shutil.copy(file, folder)

@@ -1,1 +1,1 @@
-"""Loops that users wrote."""
+"""Tests of followed training loops."""

@@ -1,7 +1,7 @@
 """Contributions by plain autograd, which shares no code with the package.
 
 The contribution of example i to f is Σ_s ⟨J̄_s, Δθ_s,i⟩. J̄_s is the mean Jacobian along step s, by Gauss-Legendre
-quadrature. Δθ_s,i is the part of the step that the optimizer's recursion makes of the gradients of example i:
+quadrature. Δθ_s,i is the part of the step that the optimizer computes from the gradients of example i:
 
     m ← β m + α gᵢ        θ ← θ − S ⊙ Σᵢ m − decay        f ← f + J̄ Δθ
 """
@@ -52,7 +52,7 @@ class Account:
     def on_end(self, *_: object) -> None:
         consumed = {k: weight.grad for k, weight in enumerate(self.weights) if weight.grad is not None}
         summed = {k: torch.stack([parts[k] for parts in self.gradients.values()]).sum(0) for k in consumed}
-        ours, theirs = (torch.cat([part.flatten() for part in each.values()]) for each in (summed, consumed))
+        ours, theirs = (torch.cat([part.flatten() for part in parts.values()]) for parts in (summed, consumed))
         factor = float(theirs.norm() / ours.norm().clamp(min=1e-300))  # by clipping
         assert torch.allclose(factor * ours, theirs, rtol=1e-9, atol=1e-12)
         jacobian = self.mean_jacobian()

@@ -1,4 +1,4 @@
-"""Each test draws the same random numbers, whichever tests ran before it."""
+"""Each test draws the same random numbers, whatever tests ran before."""
 
 from __future__ import annotations
 

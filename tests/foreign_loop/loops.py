@@ -1,4 +1,4 @@
-"""Loops of training as people write them, which do not know that they are followed, and the laws of their traces."""
+"""Training loops as users write them, without a trace of `follow`, and the laws of their traces."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Body: TypeAlias = Callable[["Loop", Tensor], None]
 
 @dataclass
 class Loop:
-    """A network, its optimizers and its data; the means of its losses are by `weights` of examples, if there are."""
+    """A network, its optimizers and its data. `weights` are weights of examples in the mean loss, if any."""
 
     model: nn.Sequential
     optimizers: Optimizers
@@ -67,7 +67,7 @@ class Loop:
 
 
 def loop(optimizers: Maker, dtype: torch.dtype = torch.float64) -> Loop:
-    """A small network with a kink and without, and its data."""
+    """Return a small network, of a ReLU with a kink and a smooth GELU, and its data."""
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 3)).to(dtype)
@@ -77,7 +77,7 @@ def loop(optimizers: Maker, dtype: torch.dtype = torch.float64) -> Loop:
 
 
 def batches() -> Iterator[Tensor]:
-    """Shuffled, without epochs."""
+    """Draw shuffled batches without epochs."""
     generator = torch.Generator().manual_seed(1)
     while True:
         yield torch.randperm(EXAMPLES, generator=generator)[:BATCH]
@@ -85,7 +85,7 @@ def batches() -> Iterator[Tensor]:
 
 def train(given: Loop, body: Body, begin: int = 0, end: int = STEPS, *, evaluates: bool = True) -> None:
     """Take some steps, and evaluate the model after each."""
-    for given.done, batch in zip(range(end), batches()):  # noqa: B905  there is no last batch
+    for given.done, batch in zip(range(end), batches()):  # noqa: B905  batches never end
         if given.done >= begin:
             body(given, batch)
             if evaluates:
@@ -126,7 +126,7 @@ Checkpoint: TypeAlias = tuple[dict[str, Any], list[dict[str, Any]], Tensor]
 
 
 def checkpoint(given: Loop) -> Checkpoint:
-    """A checkpoint as people save it: weights, states of the optimizers, and the generator."""
+    """Return a checkpoint as people save it: weights, states of the optimizers, and the generator."""
     states = [each.state_dict() for each in given.optimizers]
     return deepcopy((given.model.state_dict(), states, torch.get_rng_state()))
 
@@ -176,7 +176,7 @@ def adam(model: nn.Sequential) -> Optimizers:
 
 
 def by_axes(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """Matrices, and biases."""
+    """Return the matrices and the biases."""
     parameters = list(model.parameters())
     return [each for each in parameters if each.dim() == 2], [each for each in parameters if each.dim() == 1]
 
@@ -188,7 +188,7 @@ def adamw(model: nn.Sequential) -> Optimizers:
 
 
 def frozen_adamw(model: nn.Sequential) -> Optimizers:
-    """The first layer is frozen, and the optimizer does not hold it."""
+    """Return AdamW without the first layer, which is frozen."""
     model[0].requires_grad_(False)
     return [optim.AdamW(model[2:].parameters(), lr=0.01)]
 
@@ -214,7 +214,7 @@ def several(model: nn.Sequential) -> Optimizers:
 
 
 def of(kind: Callable[..., optim.Optimizer], **settings: Any) -> Maker:
-    """All parameters by one optimizer; biases are a group that learns more slowly."""
+    """Return a maker of one optimizer of all parameters. Biases form a group with a smaller step size."""
 
     def optimizers(model: nn.Sequential) -> Optimizers:
         weights, biases = by_axes(model)
@@ -225,7 +225,7 @@ def of(kind: Callable[..., optim.Optimizer], **settings: Any) -> Maker:
 
 
 def of_timm(name: str, *, together: bool = False, **settings: Any) -> Maker:
-    """An optimizer of timm, which is imported when it is needed; all parameters `together`, or as in `of`."""
+    """Return a maker of an optimizer of timm. Parameters form one group (`together`), or the groups of `of`."""
 
     def optimizers(model: nn.Sequential) -> Optimizers:
         load_torchvision()
@@ -236,8 +236,8 @@ def of_timm(name: str, *, together: bool = False, **settings: Any) -> Maker:
     return optimizers
 
 
-def with_adamw(**settings: Any) -> Maker:
-    """Muon for matrices, AdamW for the rest, as people use it."""
+def muon_with_adamw(**settings: Any) -> Maker:
+    """Return a maker of Muon for matrices with AdamW for other parameters."""
 
     def optimizers(model: nn.Sequential) -> Optimizers:
         weights, biases = by_axes(model)
@@ -264,8 +264,8 @@ OPTIMIZERS = (
     of(optim.Adafactor, lr=0.01, weight_decay=0.1),
     of(optim.Adafactor, lr=0.1, d=1.5, maximize=True, foreach=True),
     of(optim.Rprop, lr=0.01, maximize=True),
-    with_adamw(lr=0.02),
-    with_adamw(lr=0.02, nesterov=False, weight_decay=0.0, adjust_lr_fn="match_rms_adamw", ns_steps=3),
+    muon_with_adamw(lr=0.02),
+    muon_with_adamw(lr=0.02, nesterov=False, weight_decay=0.0, adjust_lr_fn="match_rms_adamw", ns_steps=3),
     of(optim.SGD, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.1, maximize=True),
     of(optim.Adam, lr=0.01, weight_decay=0.1, maximize=True, foreach=False),
     of(optim.Adam, lr=0.05, betas=(0.5, 0.5), amsgrad=True),
@@ -297,7 +297,7 @@ OPTIMIZERS = (
 
 
 class RandomNet(nn.Sequential):
-    """Three layers, called in some way that is random in training."""
+    """Three layers, and a call of them that is random in training."""
 
     def __init__(self, way: Callable[[RandomNet, Tensor], Tensor]) -> None:
         super().__init__(nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 3))
@@ -311,7 +311,7 @@ class RandomNet(nn.Sequential):
         return outputs
 
     def noise(self, *shape: int) -> Tensor:
-        """Numbers in [0, 1), and ones in evaluation."""
+        """Return random numbers in [0, 1), and ones in evaluation mode."""
         return torch.rand(shape, dtype=torch.float64) if self.training else torch.ones(shape, dtype=torch.float64)
 
 
@@ -329,23 +329,23 @@ def attending(net: RandomNet, x: Tensor) -> Tensor:
     return net.read(net[1](mixed.mean((1, 2))).tanh())
 
 
-def forgetting(net: RandomNet, x: Tensor, *, reentrant: bool = True) -> Tensor:
-    """Activations are computed twice, with the same masks."""
+def recomputing(net: RandomNet, x: Tensor, *, reentrant: bool = True) -> Tensor:
+    """Call the second layer with a checkpoint, which computes its activations twice, with the same masks."""
 
     def part(hidden: Tensor) -> Tensor:
         return functional.dropout(net[1](hidden.tanh()), 0.4, net.training)
 
     hidden = net[0](x)
-    is_kept = not torch.is_grad_enabled()
-    return net.read(part(hidden) if is_kept else recomputed(part, hidden, use_reentrant=reentrant))
+    needs_gradients = torch.is_grad_enabled()
+    return net.read(recomputed(part, hidden, use_reentrant=reentrant) if needs_gradients else part(hidden))
 
 
-def forgetting_the_other_way(net: RandomNet, x: Tensor) -> Tensor:
-    return forgetting(net, x, reentrant=False)
+def recomputing_without_reentry(net: RandomNet, x: Tensor) -> Tensor:
+    return recomputing(net, x, reentrant=False)
 
 
-def passing_over(net: RandomNet, x: Tensor) -> Tensor:
-    """Half of the calls leave a layer out."""
+def skipping(net: RandomNet, x: Tensor) -> Tensor:
+    """Call the layers, and skip one of them in half of the calls."""
     hidden = net[0](x).tanh()
     return net.read(net[1](hidden).tanh() if float(net.noise(1)) > 0.5 else hidden)
 
@@ -356,16 +356,16 @@ def noise_added(net: RandomNet, x: Tensor) -> Tensor:
 
 
 def masked(net: RandomNet, x: Tensor) -> Tensor:
-    """Features are dropped together in all examples."""
+    """Call the layers, and drop the same features in all examples."""
     return net.read(net[0](x).tanh().masked_fill(net.noise(8) < 0.3, 0.0))
 
 
-def selfish(net: RandomNet, x: Tensor) -> Tensor:
+def dropping_after_selu(net: RandomNet, x: Tensor) -> Tensor:
     return net.read(functional.alpha_dropout(functional.selu(net[0](x)), 0.3, net.training))
 
 
-def turned(net: RandomNet, x: Tensor) -> Tensor:
-    """Features come before examples in memory, as the words of a transformer's texts do."""
+def transposed(net: RandomNet, x: Tensor) -> Tensor:
+    """Call the layers on transposed activations: in memory, features come before examples."""
     hidden: Tensor = net[0](x).t()
     return net.read(functional.dropout(hidden, 0.3, net.training).t().tanh())
 
@@ -373,13 +373,13 @@ def turned(net: RandomNet, x: Tensor) -> Tensor:
 WAYS: tuple[Way, ...] = (
     dropping,
     attending,
-    turned,
-    passing_over,
+    transposed,
+    skipping,
     noise_added,
     masked,
-    selfish,
-    forgetting,
-    forgetting_the_other_way,
+    dropping_after_selu,
+    recomputing,
+    recomputing_without_reentry,
 )
 
 
@@ -442,7 +442,7 @@ def accumulated(given: Loop, batch: Tensor) -> None:
 
 
 def pairs(given: Loop, batch: Tensor) -> None:
-    """Two calls in one loss, with gradients of both at once."""
+    """Compute one loss from two calls, and the gradients of both at once."""
     given.zero()
     one, other = given.model(given.x[batch[:2]]), given.model(given.x[batch[2:4]])
     (one * other).sum().backward()
@@ -450,7 +450,7 @@ def pairs(given: Loop, batch: Tensor) -> None:
 
 
 def with_a_scaler(given: Loop, batch: Tensor) -> None:
-    """A scaler of gradients, which divides by its scale and skips a step."""
+    """Train with a gradient scaler, which divides by its scale and skips a step."""
     given.zero()
     given.back(batch, 1 / 1024)
     for weight in given.model.parameters():
@@ -461,7 +461,7 @@ def with_a_scaler(given: Loop, batch: Tensor) -> None:
 
 
 def with_the_scaler_of_pytorch(given: Loop, batch: Tensor) -> None:
-    """Its losses overflow once, so that it skips that step."""
+    """Train with PyTorch's gradient scaler. A loss overflows, so that it skips a step."""
     given.scaler = given.scaler or torch.amp.GradScaler("cpu", init_scale=1024.0)
     given.zero()
     loss = cross_entropy(given.model(given.x[batch]), given.y[batch])
@@ -494,7 +494,7 @@ def by_sam_with_a_closure(given: Loop, batch: Tensor) -> None:
 
 
 def by_hand_like_sam(given: Loop, batch: Tensor) -> None:
-    """Weights are moved up, and back down by the same amount, which rounds."""
+    """Move the weights up, and back down by the same amount, which rounds."""
     given.zero()
     given.back(batch)
     moves = [0.05 * weight.grad for weight in given.model.parameters() if weight.grad is not None]
@@ -508,7 +508,7 @@ def by_hand_like_sam(given: Loop, batch: Tensor) -> None:
 
 
 def by_hand_past_the_count(given: Loop, batch: Tensor) -> None:
-    """Weights are moved by way of `.data`, which torch does not count, from the fourth step on."""
+    """Move the weights by `.data`, which torch does not count, from the fourth step on."""
     given.zero()
     given.back(batch)
     if given.done > 2:
@@ -539,7 +539,7 @@ SHARPNESS: tuple[tuple[Maker, Body], ...] = (
     (adamw, by_hand_like_sam),
     (momentum, by_hand_past_the_count),
 )
-"""Loops whose gradients are taken at weights that were moved up, after a first gradient."""
+"""Loops that take a gradient, move the weights along it, and train with the gradient there."""
 
 
 LOOPS: tuple[tuple[Maker, Body], ...] = (
@@ -562,7 +562,7 @@ LOOPS: tuple[tuple[Maker, Body], ...] = (
 
 
 def apart(found: Any, expected: Any) -> float:
-    """The largest difference, relative to the largest expected number."""
+    """Return max |found − expected| / max |expected|."""
     ours, theirs = (
         torch.as_tensor(each if isinstance(each, Tensor) else np.asarray(each)) for each in (found, expected)
     )
@@ -571,7 +571,7 @@ def apart(found: Any, expected: Any) -> float:
 
 
 def outputs_of(model: nn.Module, queries: Tensor) -> Tensor:
-    """The outputs at the queries in evaluation."""
+    """Return the outputs at the queries in evaluation mode."""
     was_training = model.training
     with torch.no_grad():
         outputs: Tensor = model.eval()(queries)
@@ -580,12 +580,12 @@ def outputs_of(model: nn.Module, queries: Tensor) -> Tensor:
 
 
 def parts_of(trace: Trace, **more: Any) -> xr.Dataset:
-    """The attribution, without the page in its folder, whose pictures take long."""
+    """Return the attribution, without a page in the folder, whose pictures take long."""
     return replace(trace, folder=None).attribute(quiet=True, **more)
 
 
 def missed(found: xr.Dataset, change: Any = None, *parts: str) -> float:
-    """How far contributions, decay and the named parts are from the change, relative to it."""
+    """Return the distance of contributions, decay and the named parts from the change, relative to the change."""
     whole = found["contribution"].sum("example") + sum(found[name] for name in ("decay", *parts))
     return apart(whole, found["change"] if change is None else change)
 
@@ -609,14 +609,14 @@ def outputs_add_up(found: xr.Dataset, change: Tensor, bound: float, *, cancels: 
 
 
 def closes(given: Loop, start: Tensor, found: xr.Dataset, *, cancels: bool = False) -> None:
-    """Parts add up to the change of the outputs at the queries."""
+    """Assert that all parts add up to the change of the outputs at the queries."""
     change = outputs_of(given.model, given.queries) - start
     assert change.norm() > 0
     outputs_add_up(found, change, BOUNDS[change.dtype], cancels=cancels)
 
 
 def same_parts(ours: Trace, theirs: Trace, close: float = CLOSE) -> None:
-    """All examples have the same contributions in both traces, and every step closes."""
+    """Assert that contributions are equal in both traces, and that every step closes."""
     here, there = parts_of(ours), parts_of(theirs)
     size = float(abs(there["contribution"]).max())
     for name in {"contribution", "decay", "rounding", "change"} & set(there):
@@ -629,7 +629,7 @@ def same_parts(ours: Trace, theirs: Trace, close: float = CLOSE) -> None:
 
 
 def loss_of(given: Loop) -> Any:
-    """The loss of each example, with a label found from the digest of its input."""
+    """Return the loss of each example. The digest of its input identifies its label."""
     labels = dict(zip(digests(given.x), given.y.tolist(), strict=True))
 
     def loss(outputs: Tensor, call: SeenCall) -> Tensor:
@@ -639,14 +639,14 @@ def loss_of(given: Loop) -> Any:
 
 
 def trained_with(given: Loop, body: Body, weights: Tensor) -> Tensor:
-    """The outputs at the queries after a loop that weighs its means itself."""
+    """Run a loop with these weights of examples. Return the outputs at the queries."""
     given.weights = weights
     train(given, body)
     return outputs_of(given.model, given.queries)
 
 
 def weighing(changed: dict[int, float]) -> Tensor:
-    """Weights of all examples: 1, except for some."""
+    """Return the weights of all examples: 1, except for some."""
     weights = torch.ones(EXAMPLES, dtype=torch.float64)
     for example, weight in changed.items():
         weights[example] = weight

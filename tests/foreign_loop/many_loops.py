@@ -54,8 +54,7 @@ def miss_of(found: Attribution) -> float:
     return float(np.linalg.norm(total.to_numpy() - change) / np.linalg.norm(change))
 
 
-def nothing(*_: object) -> None:
-    pass
+def nothing(*_: object) -> None: ...
 
 
 def fit(
@@ -81,7 +80,7 @@ def fit(
 
 
 class Net(nn.Module):
-    """A model of some parts, and its forward pass as a function of them and of the inputs."""
+    """A model with named parts. Its forward pass is a function of the parts and the inputs."""
 
     def __init__(self, forward: Callable[..., Any], **parts: nn.Module | nn.Parameter) -> None:
         super().__init__()
@@ -114,7 +113,7 @@ def sequences(count: int = 6) -> Tensor:
 
 
 def graphs(count: int = 5) -> tuple[Tensor, Tensor]:
-    """Nodes [graph, node, feature] and adjacency [graph, node, node]."""
+    """Draw nodes [graph, node, feature] and adjacency [graph, node, node]."""
     return torch.randn(count, 4, 3), (torch.rand(count, 4, 4) < 0.5).to(torch.get_default_dtype())
 
 
@@ -146,7 +145,7 @@ def supervised(
 
 
 def first(outputs: Tensor, call: object) -> Tensor:
-    """A measure: the first number of each example."""
+    """Return the first number of each example, as a measure."""
     return outputs[:, 0, 0]
 
 
@@ -154,6 +153,7 @@ def first(outputs: Tensor, call: object) -> Tensor:
 
 
 def focal_loss(outputs: Tensor, y: Tensor) -> Tensor:
+    """Return the mean of −(1 − p)² log p over the probabilities p of the labels."""
     loss = F.cross_entropy(outputs, y, reduction="none")
     return ((1 - (-loss).exp()).square() * loss).mean()
 
@@ -180,6 +180,7 @@ def mixup() -> Attribution:
 
 
 def pinball(outputs: Tensor, y: Tensor) -> Tensor:
+    """Return the mean of max(τ r, (τ − 1) r) over the quantiles τ, for r = y − f_τ."""
     levels, gap = torch.tensor([0.1, 0.5, 0.9]), y - outputs
     return torch.maximum(levels * gap, (levels - 1) * gap).mean()
 
@@ -194,10 +195,12 @@ def likelihood(outputs: tuple[Tensor, Tensor], y: Tensor) -> Tensor:
 
 
 def cox(outputs: Tensor, _: Tensor) -> Tensor:
+    """Return the mean of log Σ_{j ≤ i} exp f_j − f_i over events i, of which earlier rows live longer."""
     return (outputs.logcumsumexp(0) - outputs).mean()
 
 
 def ranking(score: Tensor, y: Tensor) -> Tensor:
+    """Return the mean of log(1 + exp(−(s_i − s_j) sign(y_i − y_j))) over pairs."""
     return F.softplus(-(score - score.T) * (y - y.T).sign()).mean()
 
 
@@ -349,7 +352,7 @@ def neural_ode() -> Attribution:
 
 
 def low_rank() -> nn.Module:
-    """The optimizer receives the frozen base too."""
+    """Return LoRA: x W₀ᵀ + x Aᵀ Bᵀ. The optimizer receives the frozen W₀ too."""
     base = nn.Linear(3, 8).requires_grad_(False)
     a, b = nn.Parameter(torch.randn(2, 3)), nn.Parameter(torch.zeros(8, 2))
     adapted = Net(lambda net, x: net.base(x) + x @ net.a.T @ net.b.T, base=base, a=a, b=b)
@@ -430,6 +433,8 @@ def diffusion() -> Attribution:
 
 
 def coupling_flow() -> nn.Module:
+    """Return log p(x) + const = −‖z‖²/2 + log |det ∂z/∂x|, for z of the flow (a, b) ↦ (b eˢ + t, a)."""
+
     def forward(net: Any, x: Tensor) -> Any:
         a, b = x.chunk(2, dim=1)
         log_volume = torch.zeros_like(a)
@@ -459,7 +464,7 @@ def gumbel() -> nn.Module:
 
 
 def seen_twice(model: nn.Module, x: Tensor) -> list[Any]:
-    """The outputs of two noisy views."""
+    """Return the outputs of two noisy views."""
     return [model(x + 0.1 * torch.randn_like(x)) for _ in range(2)]
 
 
@@ -517,16 +522,16 @@ def two_encoders() -> nn.Module:
     return Net(forward, image=mlp(3, 4), text=mlp(5, 4), scale=nn.Parameter(torch.tensor(1.0)))
 
 
-def both_ways(outputs: tuple[Tensor, Tensor], place: Tensor) -> Tensor:
+def both_ways(outputs: tuple[Tensor, Tensor], partner: Tensor) -> Tensor:
     logits = outputs[0] @ outputs[1].T
-    return (F.cross_entropy(logits, place) + F.cross_entropy(logits.T, place)) / 2
+    return (F.cross_entropy(logits, partner) + F.cross_entropy(logits.T, partner)) / 2
 
 
 # --- Reinforcement learning and preferences
 
 
 def chosen(log_p: Tensor, action: Tensor) -> Tensor:
-    """The numbers of these actions."""
+    """Select the numbers of these actions."""
     return log_p.gather(1, action[:, None])[:, 0]
 
 
@@ -582,7 +587,7 @@ def preferences() -> Attribution:
 
 
 def slope_of(model: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
-    """The inputs, and the derivative of the outputs by them."""
+    """Return the inputs, and the derivatives of the outputs with respect to the inputs."""
     x = x.clone().requires_grad_()
     return x, torch.autograd.grad(model(x).sum(), x, create_graph=True)[0]
 
@@ -624,7 +629,7 @@ def meta_learning() -> Attribution:
 
 
 def graph_network(*, whole: bool) -> nn.Module:
-    """Outputs of nodes, or their mean over the graph."""
+    """Return outputs of nodes, or their mean over the graph."""
 
     def forward(net: Any, x: Tensor, adjacency: Tensor) -> Any:
         nodes = adjacency @ net.second((adjacency @ net.first(x)).relu())

@@ -1,4 +1,4 @@
-"""Optimizers that people copy into their programs. They are known by the names of their classes."""
+"""Optimizers that users copy into their programs. Rules recognise them by the names of their classes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor, optim
 
 
 class SignSGD(optim.Optimizer):
-    """Signs of the gradient, or of its running mean."""
+    """Signs of the gradient, or of its running mean: w ← (1 − ηλ) w − η sign(m), m ← μ m + (1 − μ) g."""
 
     def __init__(self, params: Any, lr: float = 0.01, momentum: float = 0.0, weight_decay: float = 0.0) -> None:
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
@@ -29,7 +29,7 @@ class SignSGD(optim.Optimizer):
 
 
 class Lion(optim.Optimizer):
-    """Lion as in google/automl."""
+    """Lion as in google/automl: w ← (1 − ηλ) w − η sign(β₁ m + (1 − β₁) g), m ← β₂ m + (1 − β₂) g."""
 
     def __init__(
         self, params: Any, lr: float = 1e-4, betas: tuple[float, float] = (0.9, 0.99), weight_decay: float = 0.0
@@ -51,7 +51,10 @@ class Lion(optim.Optimizer):
 
 
 class LARS(optim.Optimizer):
-    """LARS as in MoCo v3 and MAE: no ratio and no decay for vectors."""
+    """LARS as in MoCo v3 and MAE: m ← μ m + r u, w ← w − η m, for matrices u = g + λ w and r = c ‖w‖ / ‖u‖.
+
+    For vectors u = g and r = 1.
+    """
 
     def __init__(
         self,
@@ -78,16 +81,19 @@ class LARS(optim.Optimizer):
                     continue
                 if weight.dim() > 1:
                     update = update.add(weight, alpha=group["weight_decay"])
-                    sizes = torch.norm(weight), torch.norm(update)
-                    ratio = group["trust_coefficient"] * sizes[0] / sizes[1]
-                    update = update.mul(ratio if sizes[0] > 0 and sizes[1] > 0 else 1.0)
+                    weight_norm, update_norm = torch.norm(weight), torch.norm(update)
+                    ratio = group["trust_coefficient"] * weight_norm / update_norm
+                    update = update.mul(ratio if weight_norm > 0 and update_norm > 0 else 1.0)
                 mean = self.state[weight].setdefault("mu", torch.zeros_like(weight))
                 mean.mul_(group["momentum"]).add_(update)
                 weight.add_(mean, alpha=-group["lr"])
 
 
 class SGDScheduleFree(optim.Optimizer):
-    """Schedule-free SGD as in facebookresearch/schedule_free."""
+    """Schedule-free SGD as in facebookresearch/schedule_free.
+
+    The weights are y = (1 − β) z + β x: z ← z − η g(y), and x ← (1 − c) x + c z averages z. Each step has its share c.
+    """
 
     def __init__(self, params: Any, lr: float = 1.0, momentum: float = 0.9, **settings: float) -> None:
         defaults = {"lr": lr, "momentum": momentum, "weight_decay": 0.0, "warmup_steps": 0, "r": 0.0}
@@ -156,7 +162,7 @@ class AdamWScheduleFree(SGDScheduleFree):
         return float(group["betas"][0])
 
     def normalized(self, gradient: Tensor, state: dict[str, Any], group: dict[str, Any]) -> Tensor:
-        """Divide the gradient in place."""
+        """Divide the gradient in place by √v + ε, for v ← β₂ v + (1 − β₂) g², without its bias 1 − β₂ᵏ⁺¹."""
         second = group["betas"][1]
         square = state.setdefault("exp_avg_sq", torch.zeros_like(gradient))
         square.mul_(second).addcmul_(gradient, gradient, value=1 - second)
@@ -197,7 +203,7 @@ class SAM(optim.Optimizer):
         self.second_step()
 
     def members(self) -> list[tuple[Any, Tensor]]:
-        """The weights with gradients, each with its scale: |w| if adaptive."""
+        """Return the weights with gradients, each with its scale: |w| if adaptive, and otherwise 1."""
         return [
             (weight, weight.abs() if group["adaptive"] else torch.ones_like(weight))
             for group in self.param_groups

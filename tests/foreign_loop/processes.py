@@ -1,4 +1,4 @@
-"""Loops of processes that train together, as people write them. Tests read the traces and messages that they leave."""
+"""Loops of processes that train together, as users write them. Tests read their traces and messages."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Scene: TypeAlias = Callable[[int, Path], object]
 
 
 def network() -> nn.Sequential:
-    """A network with frozen statistics, and with buffers that processes send to each other."""
+    """Return a network with frozen statistics, and with buffers that processes synchronise."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 2)).double()
     net[1].eval()
@@ -31,21 +31,21 @@ def network() -> nn.Sequential:
 
 
 def data() -> tuple[Tensor, Tensor, Tensor]:
-    """Examples, their targets, and queries."""
+    """Return examples, their targets, and queries."""
     generator = torch.Generator().manual_seed(1)
     x, queries = (torch.randn(count, 3, generator=generator).double() for count in (EXAMPLES, 3))
     return x, x[:, :2].sin(), queries
 
 
 def batches(rank: int) -> Iterator[Tensor]:
-    """The examples of a rank in two epochs. The last batches are smaller, and differ in size."""
+    """Yield the examples of a rank in two epochs. The last batches are smaller, and differ in size."""
     for epoch in range(2):
         order = torch.randperm(EXAMPLES, generator=torch.Generator().manual_seed(epoch))
         yield from (each.tensor_split(WORLD)[rank] for each in torch.split(order, BATCH))
 
 
 def accumulated(rank: int, folder: Path) -> None:
-    """Clipped, with a schedule; the wrapped module is followed."""
+    """Accumulate and clip gradients, with a schedule. Follow the wrapped module."""
     x, y, queries = data()
     model = DistributedDataParallel(network(), gradient_as_bucket_view=True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
@@ -70,8 +70,8 @@ def keep_change(rank: int, folder: Path, change: Tensor) -> None:
         torch.save(change.detach(), folder.with_suffix(".pt"))
 
 
-def plain(rank: int, folder: Path, steps: int = 6, leave: Callable[[int], object] = lambda _: None) -> None:
-    """The wrapper is followed."""
+def plain(rank: int, folder: Path, steps: int = 6, in_step: Callable[[int], object] = lambda _: None) -> None:
+    """Follow the wrapper of the model. `in_step` is called before each step of the optimizer."""
     x, y, queries = data()
     model = DistributedDataParallel(network(), find_unused_parameters=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -80,13 +80,13 @@ def plain(rank: int, folder: Path, steps: int = 6, leave: Callable[[int], object
         for index, batch in zip(range(steps), batches(rank), strict=False):
             optimizer.zero_grad()
             (model(x[batch]) - y[batch]).square().mean().backward()
-            leave(index)
+            in_step(index)
             optimizer.step()
     keep_change(rank, folder, model.module(queries) - before)
 
 
 def joined(rank: int, folder: Path) -> None:
-    """The second has fewer batches than the first."""
+    """Train with fewer batches in the second process."""
     x, y, queries = data()
     model = DistributedDataParallel(network(), broadcast_buffers=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -98,7 +98,7 @@ def joined(rank: int, folder: Path) -> None:
 
 
 def compressed(rank: int, folder: Path) -> None:
-    """Gradients are sent in float16."""
+    """Send gradients in float16."""
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook  # noqa: PLC0415  it warns
 
     x, y, queries = data()
@@ -111,7 +111,7 @@ def compressed(rank: int, folder: Path) -> None:
 
 
 def absent(rank: int, folder: Path) -> None:
-    """The second does not follow."""
+    """Follow the loop in the first process only."""
     x, _, queries = data()
     model = DistributedDataParallel(network())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -120,8 +120,8 @@ def absent(rank: int, folder: Path) -> None:
         optimizer.step()
 
 
-def cut_apart(_: int, folder: Path) -> None:
-    """Weights are cut apart over the processes."""
+def sharded_weights(_: int, folder: Path) -> None:
+    """Shard weights over the processes."""
     from torch.distributed.fsdp import fully_shard  # noqa: PLC0415  slow
 
     net = network()
@@ -130,8 +130,8 @@ def cut_apart(_: int, folder: Path) -> None:
         pass
 
 
-def cut_memory(_: int, folder: Path) -> None:
-    """The state of the optimizer is cut apart over the processes."""
+def sharded_state(_: int, folder: Path) -> None:
+    """Shard the state of the optimizer over the processes."""
     from torch.distributed.optim import ZeroRedundancyOptimizer  # noqa: PLC0415  it warns
 
     net = network()
@@ -140,11 +140,11 @@ def cut_memory(_: int, folder: Path) -> None:
         pass
 
 
-SCENES: tuple[Scene, ...] = (accumulated, plain, joined, compressed, absent, cut_apart, cut_memory)
+SCENES: tuple[Scene, ...] = (accumulated, plain, joined, compressed, absent, sharded_weights, sharded_state)
 
 
 def meet(rank: int, folder: Path) -> None:
-    """Become one of the processes."""
+    """Join the group of processes."""
     torch.set_num_threads(1)
     init_process_group("gloo", f"file://{folder / 'meeting'}", rank=rank, world_size=WORLD)
 
@@ -163,11 +163,11 @@ def play(rank: int, folder: Path) -> None:
 
 
 def die(rank: int, folder: Path) -> None:
-    """The second process is killed in its fifth step."""
+    """Kill the second process in its fifth step."""
 
-    def leave(step: int) -> None:
+    def kill_the_second(step: int) -> None:
         if step == 4 and rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
 
     meet(rank, folder)
-    plain(rank, folder / "killed", leave=leave)
+    plain(rank, folder / "killed", in_step=kill_the_second)

@@ -144,7 +144,7 @@ def test_parts_and_statistics_add_up(
 
 
 class Rounded(nn.Module):
-    """Rounds its inputs. Its gradients are those of the identity (a straight-through estimator)."""
+    """A module that rounds its inputs, with the gradients of the identity (a straight-through estimator)."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x + (4 * x).round().sub(4 * x).detach() / 4

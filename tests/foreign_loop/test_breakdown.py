@@ -1,4 +1,4 @@
-"""Removals from followed loops: training again without some examples, and how the change divides among examples."""
+"""Removals from followed loops: retraining without some examples, and the breakdown of the change."""
 
 from __future__ import annotations
 

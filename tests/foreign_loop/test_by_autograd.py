@@ -58,7 +58,7 @@ def augmented(model: nn.Module, optimizer: torch.optim.Optimizer, give: Give) ->
 
 
 def contrasted(model: nn.Module, optimizer: torch.optim.Optimizer, give: Give) -> None:
-    """The loss couples examples: the part of an example is that of its own outputs."""
+    """If the loss couples examples, the part of an example comes from its outputs."""
     for _ in range(4):
         batch = torch.randperm(9)[:6]
         outputs = model(X[batch])

@@ -1,4 +1,4 @@
-"""follow(steps=): the movement by some steps adds up, and is the same as among all steps."""
+"""follow(steps=): the change by chosen steps adds up, and agrees with the attribution of all steps."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_step_without_momentum_moves_as_among_all_steps() -> None:
 
 @pytest.mark.parametrize("maker", [loops.adamw, loops.nesterov])
 def test_a_begun_optimizer_carries_its_momentum(maker: Maker) -> None:
-    """Following from step 3 on finds the same as choosing the steps from 3 on among all."""
+    """Following from step 3 on agrees with choosing the steps from 3 on."""
     among_all = followed(loop(maker), plain, steps=range(3, STEPS)).attribute(quiet=True)
     begun = loop(maker)
     loops.train(begun, plain, end=3)

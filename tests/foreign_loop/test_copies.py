@@ -165,7 +165,7 @@ LONG = {"spawn", "torch.export of a copy", "torch.jit.trace", "compile() of a co
 
 
 def trained(copier: Copier, *, follows: bool) -> tuple[list[Tensor], Trace | None]:
-    """The outputs of a copy that is made in the middle of a loop, then and after the loop; and the module's outputs."""
+    """Return the outputs of a copy during and after the loop that makes it, and the outputs of the module."""
     torch.manual_seed(0)
     net, outputs, twins = Net().double(), list[Tensor](), list[Callable[[Tensor], Any]]()
     optimizer = torch.optim.AdamW(net.parameters(), 1e-2)

@@ -397,8 +397,8 @@ def test_attribution_refuses_what_the_processes_did(name: str, said: str, played
     ("name", "rank", "said"),
     [
         ("absent", 0, "rank 1 of 2 does not follow into"),
-        ("cut_apart", 1, r"the model is a FSDPSequential, which divides weights .*\(FSDP\)"),
-        ("cut_memory", 1, "ZeroRedundancyOptimizer divides its state"),
+        ("sharded_weights", 1, r"the model is a FSDPSequential, which divides weights .*\(FSDP\)"),
+        ("sharded_state", 1, "ZeroRedundancyOptimizer divides its state"),
     ],
 )
 def test_the_loop_refuses_what_the_processes_did(name: str, rank: int, said: str, played: Path) -> None:

@@ -1,7 +1,7 @@
-"""Losses through derivatives of the model, at other weights, or of nodes of a graph: `trace.losses`.
+"""`trace.losses`: losses that use derivatives of the model or other weights, and losses of the nodes of a graph.
 
     f_T − f_0 = Σ contributions + decay + rounding
-    contribution of example i = Σ_steps J̄ Δθᵢ,    J̄ = ∫ J ds over the step, Δθᵢ by ∇_θ of its own loss
+    contribution of example i = Σ_steps J̄ Δθᵢ,    J̄ = ∫ J ds over the step, Δθᵢ from ∇_θ ℓᵢ
 
 The second law has an oracle, `tests.foreign_loop.account`.
 """
@@ -89,7 +89,7 @@ def residual(model: nn.Module, rows: Tensor, x: Tensor) -> Any:
 
 
 def residual_by_func(model: nn.Module, rows: Tensor, x: Tensor) -> Any:
-    """The same, by transforms of functions."""
+    """Compute the loss by transforms of functions."""
     weights: dict[str, Tensor] = dict(model.named_parameters())
 
     def u(point: Tensor) -> Tensor:
@@ -114,7 +114,7 @@ def critic(model: nn.Module, rows: Tensor, real: Tensor, fake: Tensor) -> Any:
 
 
 def at_halves(model: nn.Module, rows: Tensor, x: Tensor) -> Any:
-    """The loss at other weights, of which half moves."""
+    """Compute the loss at other weights, half of which change."""
     weights = {name: (weight + weight.detach()) / 2 for name, weight in model.named_parameters()}
     answer: Tensor = functional_call(model, weights, (x,))
     return (answer[:, 0] - 1).square()
@@ -223,7 +223,7 @@ def followed(case: Case, maker: Any, activation: type[nn.Module] = nn.Tanh, **op
 
 
 def accounted(case: Case, maker: Any) -> tuple[Account, Tensor]:
-    """The oracle: the contributions of a loop that nobody follows, and its change."""
+    """Return the contributions and the change of a loop that is not followed, by the oracle."""
     model = model_of(case, nn.Identity)
     optimizer = maker(model)
     account = Account(model, optimizer, case.queries)
@@ -286,7 +286,7 @@ def mixed(model: nn.Module, losses: Losses, step: int) -> None:
 
 
 def accumulated(model: nn.Module, losses: Losses, step: int) -> None:
-    """Two backward passes, of which the second weights its examples."""
+    """Call backward twice. The second pass has weights of examples."""
     torch.autograd.backward(losses(residual, *batch_of(CASES["PINN"], step)).mean())
     shares = torch.tensor([1, 0, 2, 0.5, 1], dtype=torch.float64)
     torch.autograd.backward(losses(critic, *batch_of(CASES["gradient penalty"], step + 9)) @ shares)
@@ -298,7 +298,7 @@ def clipped(model: nn.Module, losses: Losses, step: int) -> None:
 
 
 def beside_an_evaluation(model: nn.Module, losses: Losses, step: int) -> None:
-    """Losses for a log need no record; the inputs require gradients, as those of the model's own are."""
+    """Losses for a log are not recorded. The inputs require gradients, like inputs from the model."""
     with torch.no_grad():
         losses(slope_by_jvp, *batch_of(CASES["jvp"], step))
     torch.autograd.backward(losses(residual, *batch_of(CASES["PINN"], step)).mean())

@@ -114,7 +114,7 @@ def test_tensors_outside_the_model_change_no_contribution(monkeypatch: pytest.Mo
     assert (one == two).all()
 
 
-# --- A call may have any form. Its contributions are those of a plain call.
+# --- The form of a call does not affect the contributions.
 
 
 class AnyCall(nn.Sequential):
@@ -214,7 +214,7 @@ def test_queries_of_a_batch_without_its_axis_are_refused_at_the_first_step() -> 
 
 
 def test_half_of_a_contribution_is_made_by_the_steps_of_its_example() -> None:
-    """If an example is seen at one step, half of the contribution is made in the middle of that step."""
+    """If an example occurs at one step only, half of its contribution is complete in the middle of this step."""
     found = followed(loop(sgd), plain)
     seen: dict[str, list[int]] = {}
     for step, _ in found.steps.forwards():

@@ -122,7 +122,7 @@ NEVER_LATE = ("chance", "chance of numpy", "clock", "counter", "only with gradie
 
 
 def warm(kind: str, when: int, **more: Any) -> Trace:
-    """Follow a loop in which the temperature changes before some step, after the last step, or never."""
+    """Follow a loop in which the temperature changes before a step, after the last step, or never."""
     read, change = HIDDEN[kind]
     Warm.heat, HEAT["T"] = 1.0, 1.0
     net, x = Warm(read), torch.randn(12, 3, dtype=torch.float64)
@@ -375,7 +375,7 @@ def test_clipping_by_norm_is_recorded(case: str, dtype: torch.dtype) -> None:
 
 
 def test_random_norms_are_no_clipping() -> None:
-    """Among a thousand random norms, each is near to another in float32."""
+    """Each of a thousand random norms is close to another norm in float32."""
     factors, one = Factors(), {"bias": torch.ones(1), "weight": torch.ones(3)}
     for step, factor in enumerate((0.2 + 0.7 * torch.rand(1000)).tolist()):
         consumed = {"bias": factor * one["bias"], "weight": one["weight"]}

@@ -26,7 +26,7 @@ with torch.random.fork_rng(devices=()):
 
 
 class Routed(nn.Module):
-    """Experts, and a router that chooses among them."""
+    """Experts, and a router that chooses one for each example."""
 
     def __init__(self, choose: Callable[[Tensor, Tensor], Tensor]) -> None:
         super().__init__()
@@ -144,7 +144,7 @@ def test_parts_and_jumps_add_up(case: str, measure: Measure | None) -> None:
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("case", CASES)
 def test_a_jump_leaves_the_other_queries_alone(case: str) -> None:
-    """A query asked alone has the same contributions, and the same jumps, as beside others that jump."""
+    """Other queries with jumps do not affect the contributions and jumps of a query."""
     choose, _ = CASES[case]
     together = attributed(choose, X[:6])
     jumped = np.abs(together["jumps"].to_numpy()).max(1) > 0
@@ -159,7 +159,7 @@ def test_a_jump_leaves_the_other_queries_alone(case: str) -> None:
 
 @pytest.mark.parametrize("make", [adam, nesterov])
 def test_ways_with_other_parameters(make: Make) -> None:
-    """A step that takes another way uses other parameters. Momentum carries those of the former way on."""
+    """After a jump, a step uses other parameters. Momentum still moves the parameters from before the jump."""
     found = attributed(one_of_two_ways, X[1:2], make=make, size=1)
     assert "different operations" in found.attrs["jumped"] or "takes different ways" in found.attrs["jumped"]
     total = found["contribution"].sum("example") + found["decay"] + found["rounding"] + found["jumps"]

@@ -101,7 +101,7 @@ def second_stage(*, first_trains: slice = slice(None), together: bool = False) -
     return trace
 
 
-# --- Gradients of two losses, which the loop combines by itself.
+# --- Gradients of two losses, which the loop combines.
 
 
 def two_losses(given: Loop, batch: Tensor) -> list[Tensor]:
@@ -353,7 +353,7 @@ UNFIT = "queries=: the model cannot be called with the queries"
 REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "outputs as a set": (
         lambda: two_outputs(True, {"pi", "v"}, "pi"),
-        r"output=.* is a set; give the name or the place",
+        r"output=.* is a set; give the name or the index",
     ),
     "no output": (
         lambda: two_outputs(True, None, "pi"),

@@ -30,7 +30,7 @@ ALL = (loops.momentum, loops.nesterov, loops.adamw, *OPTIMIZERS)
 
 
 def moving_besides(maker: Maker, share: float) -> Trace:
-    """Follow a loop in which the third step also moves one number, by a share of the tensor's norm."""
+    """Follow a loop in which the third step also changes one number, by a share of the tensor's norm."""
     given = loop(maker)
 
     def besides(optimizer: optim.Optimizer, *_: object) -> None:
@@ -235,7 +235,7 @@ def test_a_rule_from_a_file_is_proved_at_every_step_and_required_later(
 def test_a_trace_of_a_library_needs_no_rule_later(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The class is found by its module and name. A class of an unknown module is not imported."""
+    """A class is identified by its module and name. Classes of unknown modules are not imported."""
     monkeypatch.chdir(tmp_path)
     Path("lion_net.py").write_text(RULE)
     followed(loop(loops.of_timm("Lion", lr=0.01)), plain, to="run", every=3)

@@ -94,7 +94,7 @@ def from_a_list(model: Reader, texts: Tensor, lengths: Tensor) -> Tensor:
 
 
 def alone(read: Callable[..., Tensor], states: Tensor, final: object) -> Tensor:
-    """The same readout of one sequence that is not packed."""
+    """Apply the readout to one sequence that is not packed."""
     if read is mean_state:
         return states.mean(1)
     hidden = of_last_layer(final)
@@ -153,7 +153,7 @@ READS = (final_state, mean_state, from_a_list)
 def test_an_example_contributes_as_it_does_alone(
     cell: type[nn.RNNBase], form: str, read: Callable[[Reader, Tensor, Tensor], Tensor], ordered: bool
 ) -> None:
-    """Contributions, and the change at a query, agree with those of single sequences; all parts add up."""
+    """Contributions and changes agree with a loop over single sequences, and all parts add up."""
     found = trained(Reader(cell, read=read, ordered=ordered, **FORMS[form]), packed=True)
     expected = trained(Reader(cell, read=read, ordered=ordered, **FORMS[form]), packed=False)
     size = float(abs(expected["contribution"]).max())

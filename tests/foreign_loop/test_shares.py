@@ -99,7 +99,7 @@ def adam_by_value(shares: Shares, parts: Tensor, weight: Tensor, norm: float) ->
 
 
 def schedule_free(shares: Shares, parts: Tensor, weight: Tensor, norm: float) -> Tensor:
-    """The rows of `memory` are parts of z, and those of `points` are parts of y, both minus their first values."""
+    """The rows of `memory` add up to the change of z, and the rows of `points` to the change of y."""
     shares.count += 1
     shares.square = 0.99 * shares.square + 0.01 * parts.sum(0).square()
     parts = parts / ((shares.square / (1 - 0.99**shares.count)).sqrt() + 1e-8)
@@ -130,12 +130,12 @@ def by_value(given: Loop, _: list[Tensor]) -> None:
 
 @dataclass
 class Unrolled:
-    """A loop over one layer, whose movements are shared among examples as they happen."""
+    """A loop over one layer that divides each step among examples."""
 
     model: nn.Sequential
     queries: Tensor
     moved: Moved
-    ascent: float = 0.0  # gradients are taken at w + ascent · g
+    ascent: float = 0.0  # the loop computes gradients at w + ascent · g
     shares: dict[str, Shares] = field(default_factory=dict)
     parts: Tensor = field(default_factory=lambda: torch.zeros(0))  # [query, out, row]
 

@@ -1,4 +1,4 @@
-"""Training in stages with an optimizer each: begun anew, or continued. Both explain the whole change."""
+"""Training in stages with an optimizer each, in one trace or in a new one. Both explain the whole change."""
 
 from __future__ import annotations
 

@@ -88,9 +88,9 @@ def test_a_trace_on_disk_has_the_same_contributions(maker: Maker, body: Body, ev
 def test_replayed_steps_have_the_bits_of_the_loop(
     maker: Maker, clip: Callable[[Iterable[Tensor], float], object], bound: float, dtype: torch.dtype
 ) -> None:
-    """Through clipping too. Its factor is found from sums; after one wrong bit, a cast may round a weight otherwise.
+    """The replay is exact with clipping, too. A wrong bit in the clipping factor could change a rounded weight.
 
-    A bound far below all elements is found only if the search tries bounds far below the largest element."""
+    The search finds a bound far below all elements only if it tries bounds far below the largest element."""
     given, weights = loop(maker, dtype), list[dict[str, Tensor]]()
 
     def body(given: Loop, batch: Tensor) -> None:

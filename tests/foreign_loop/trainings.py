@@ -1,4 +1,4 @@
-"""Trainings that can be carried out with other weights of the examples, by hand, to check effects and removals."""
+"""Trainings that can be repeated with other weights of the examples, to check effects and removals."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ntkexp.foreign_loop.trace import Trace
 from tests.foreign_loop import bugs, loops
 from tests.foreign_loop.loops import Body, Loop, Maker, followed, loop, loss_of, trained_with
 
-# --- Means that divide by something else than the number of examples: by class weights, or by targets.
+# --- Means that do not divide by the number of examples, but by class weights or by the number of targets.
 
 
 Losses: TypeAlias = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -26,14 +26,14 @@ SIZES = torch.tensor([1.0, 2.5, 0.3], dtype=torch.float64)  # of classes
 
 @dataclass(frozen=True)
 class Mean:
-    """A mean as loops compute it, and the losses of examples with the numbers that they count."""
+    """A mean of losses, and the losses of examples with their weights in this mean."""
 
     total: Total
     losses: Losses
 
 
 def cross_entropies(**options: Any) -> Mean:
-    """By the weights of classes, or over the targets that are not ignored."""
+    """Return a mean with class weights, or over the targets that are not ignored."""
 
     def losses(outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         each = functional.cross_entropy(outputs, labels, **options, reduction="none")
@@ -49,14 +49,14 @@ def likelihoods(outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def ragged(outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Each output is a position. An example of class k has its first k positions."""
+    """Return losses over positions (the outputs). An example of class k has the first k positions."""
     mask = (torch.arange(3) < labels[:, None]).to(outputs)
     each = functional.binary_cross_entropy_with_logits(outputs, torch.ones_like(outputs) / 3, reduction="none")
     return (each * mask).sum(1), mask.sum(1)
 
 
 def over_all(losses: Losses) -> Total:
-    """Σℓ/Σm."""
+    """Return the mean Σℓ/Σm."""
 
     def total(outputs: Tensor, labels: Tensor) -> Tensor:
         each, counts = losses(outputs, labels)
@@ -79,7 +79,7 @@ MEANS = {
 
 @dataclass
 class CountedLoop(Loop):
-    """A loop with such a mean; with `weights` of examples it is computed by hand."""
+    """A loop with such a mean. With `weights` of examples, compute the weighted mean Σwℓ/Σwm."""
 
     mean: Mean = MEANS["class weights"]
 
@@ -98,7 +98,7 @@ def counted(mean: Mean, maker: Maker = loops.sgd) -> CountedLoop:
 
 
 def counted_loss(given: CountedLoop, *, counts: bool = True) -> Any:
-    """The function for `loss=`, which gives the counts of examples too, or not."""
+    """Return the function for `loss=`. With `counts`, it also returns the weights in the mean."""
     labels = dict(zip(digests(given.x), given.y.tolist(), strict=True))
 
     def loss(outputs: Tensor, call: SeenCall) -> Any:
@@ -113,7 +113,7 @@ def counted_loss(given: CountedLoop, *, counts: bool = True) -> Any:
 
 @dataclass(frozen=True)
 class Training:
-    """A loop from its seeds on."""
+    """A loop that starts from fixed seeds."""
 
     make: Callable[[], Any]
     body: Body
@@ -128,7 +128,7 @@ class Training:
         return followed(given, self.body, loss=self.loss(given), **more)
 
     def ends(self, weights: Tensor) -> Tensor:
-        """The outputs at the queries after the training with these weights of examples."""
+        """Train with these weights of examples. Return the outputs at the queries."""
         return trained_with(self.make(), self.body, weights)
 
 

@@ -1,4 +1,4 @@
-"""Networks as they come from a library, unmodified, each with the shape of an example."""
+"""Networks in the style of libraries, each with the shape of an example."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Maker = Callable[[], nn.Module]
 
 
 class Formula(nn.Module):
-    """A function of the inputs and of named layers and free parameters, which are given by their shapes."""
+    """A module that evaluates a function of the inputs and of named layers or parameters. Shapes define parameters."""
 
     def __init__(self, formula: Callable[..., Tensor], **parts: nn.Module | tuple[int, ...]) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class Formula(nn.Module):
 
 
 def drawn(module: nn.Module, size: float = 1.0, seed: int = 0) -> nn.Module:
-    """Draw all weights of a module with this deviation, in double precision."""
+    """Draw all weights of a module with this standard deviation, in double precision."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for weight in module.double().parameters():
@@ -52,19 +52,19 @@ def scaled(module: nn.Module, factor: float) -> dict[str, Tensor]:
 
 
 def last_state(cell: nn.Module) -> nn.Module:
-    """Return a recurrent network, read after the last of some positions."""
+    """Return a recurrent network that returns its last state."""
     return Formula(lambda x, cell: cell(x)[0][:, -1], cell=cell)
 
 
 def attend(x: Tensor, norm: nn.Module, attention: nn.Module) -> Tensor:
-    """One layer of attention, and the mean over positions."""
+    """Apply a layer of attention, and take the mean over positions."""
     h = norm(x)
     mixed: Tensor = attention(h, h, h, need_weights=False)[0]
     return mixed.mean(1)
 
 
 def encoder(norm_first: bool, causal: bool) -> nn.Module:
-    """Return a layer of a transformer. If it is causal, no position sees a later one."""
+    """Return a layer of a transformer. If it is causal, positions do not attend to later positions."""
     mask = nn.Transformer.generate_square_subsequent_mask(3) if causal else None
     return Formula(
         lambda x, layer: layer(x, src_mask=mask if mask is None else mask.to(x.dtype))[:, -1],
@@ -73,7 +73,7 @@ def encoder(norm_first: bool, causal: bool) -> nn.Module:
 
 
 def tied_embedding(x: Tensor, table: nn.Embedding, mix: nn.Module) -> Tensor:
-    """A table of tokens that is also the readout; the tokens are the ranks of the inputs."""
+    """Embed tokens (the ranks of the inputs) by a table that is also the readout."""
     hidden = torch.tanh(mix(table(x.argsort(1)))[:, :2].sum(1))
     return hidden @ table.weight.t()
 
@@ -85,7 +85,7 @@ def swiglu(x: Tensor, norm: nn.Module, inner: nn.Module, gate: nn.Module, outer:
 
 
 def rotary(x: Tensor, pack: nn.Module, outer: nn.Module) -> Tensor:
-    """Attention by hand, queries and keys turned by their position."""
+    """Compute attention whose queries and keys are rotated by their positions."""
     angle = torch.arange(x.shape[1], dtype=x.dtype)[:, None] * torch.tensor([1.0, 0.1], dtype=x.dtype)
     cos, sin = torch.cat([angle, angle], 1).cos(), torch.cat([angle, angle], 1).sin()
     q, k, v = pack(x).chunk(3, dim=-1)
@@ -122,7 +122,7 @@ def old_weight_norm(layer: nn.Module) -> nn.Module:
 
 
 def branching(x: Tensor, inner: nn.Module, outer: nn.Module) -> Tensor:
-    """Masks, maxima and clipped values."""
+    """Apply masks, maxima and clamps."""
     z = inner(x)
     z = torch.where(z > 0.1, z * z, z - 1)
     z = torch.maximum(z, torch.tanh(z) + 0.1).clamp(-1, 2)
@@ -138,7 +138,7 @@ def batch_norm() -> nn.Module:
 
 
 def stack(*layers: nn.Module) -> nn.Module:
-    """Return layers, and their outputs in one row."""
+    """Return layers with flattened outputs."""
     return nn.Sequential(*layers, nn.Flatten())
 
 
@@ -217,13 +217,14 @@ NETWORKS: dict[str, tuple[Maker, tuple[int, ...]]] = {
 }
 
 
-# Networks whose values decide which row goes where.
+# Networks that move rows, depending on values.
 #
-# An example is four positions of three numbers. A position counts if its first number is positive. Many networks tell
-# words from padding in this way.
+# An example has four positions with three numbers. A position counts if its first number is positive, as positions of
+# words count in many networks, and padding does not.
 
 
-POSITIONS, COUNTED = 4, 9  # of each example; of all five
+POSITIONS = 4  # of each example
+COUNTED = 9  # number of positions that count in five examples
 
 
 def counts(x: Tensor) -> Tensor:
@@ -231,7 +232,7 @@ def counts(x: Tensor) -> Tensor:
 
 
 class Layers(nn.Module):
-    """A hidden layer at every position, and a readout; `routed` moves the rows between both."""
+    """A hidden layer at every position, and a readout. `routed` moves rows between the two."""
 
     def __init__(self, routed: Callable[[Layers, Tensor], Tensor], **more: nn.Module) -> None:
         super().__init__()
@@ -248,7 +249,7 @@ class Layers(nn.Module):
 
 
 def packed(net: Layers, x: Tensor) -> Tensor:
-    """Only positions that count are computed. Their rows go into a tensor of zeros."""
+    """Compute only the positions that count, and write their rows into a tensor of zeros."""
     mask, canvas = counts(x), x.new_zeros(*x.shape[:2], 4)
     canvas[mask] = net.hidden(x[mask])
     outputs: Tensor = net.outer(canvas.sum(1))
@@ -256,67 +257,67 @@ def packed(net: Layers, x: Tensor) -> Tensor:
 
 
 def scattered(net: Layers, x: Tensor) -> Tensor:
-    """As `packed`, by `masked_scatter`."""
+    """Compute `packed` by `masked_scatter`."""
     mask, canvas = counts(x)[..., None].expand(-1, -1, 4), x.new_zeros(*x.shape[:2], 4)
     outputs: Tensor = net.outer(canvas.masked_scatter(mask, net.hidden(x[counts(x)])).sum(1))
     return outputs
 
 
 def summed(net: Layers, x: Tensor, rows: Tensor, flat: Tensor) -> Tensor:
-    """Add rows up by example, and read them out."""
+    """Sum rows by example, and apply the readout."""
     outputs: Tensor = net.outer(x.new_zeros(len(x), 4).index_add(0, rows, flat))
     return outputs
 
 
 def selected(net: Layers, x: Tensor) -> Tensor:
-    """Positions that count, picked by `masked_select` after the layer."""
+    """Select positions that count by `masked_select`, after the layer."""
     mask = counts(x)
     return summed(net, x, mask.nonzero()[:, 0], net.hidden(x).masked_select(mask[..., None]).view(-1, 4))
 
 
 def nested(net: Layers, x: Tensor) -> Tensor:
-    """A mask of the rows that another mask left."""
+    """Mask the rows that a first mask has selected."""
     large = x[counts(x)][:, 1] > 0
     return summed(net, x, counts(x).nonzero()[:, 0][large], net.hidden(x[counts(x)])[large])
 
 
 def pooled(net: Layers, x: Tensor) -> Tensor:
-    """The mean over positions that count, by a product with the mask."""
+    """Take the mean over positions that count, by a product with the mask."""
     mask = counts(x).to(x.dtype)[..., None]
     outputs: Tensor = net.outer((net.hidden(x) * mask).sum(1) / (1 + mask.sum(1)))
     return outputs
 
 
 def merge_uses(net: Layers, x: Tensor) -> Tensor:
-    """The first position whose number is the largest, by `gather`."""
+    """Select the position with the largest first number, by `gather`."""
     place = x[..., 0].argmax(1)[:, None, None].expand(-1, 1, 4)
     outputs: Tensor = net.outer(net.hidden(x).gather(1, place)[:, 0])
     return outputs
 
 
 def last_position(net: Layers, x: Tensor) -> Tensor:
-    """The last position that counts, by an index."""
+    """Select the last position that counts, by an index."""
     place = (counts(x).sum(1) - 1).clamp(min=0)
     outputs: Tensor = net.outer(net.hidden(x)[torch.arange(len(x)), place])
     return outputs
 
 
 def sorted_rows(net: Layers, x: Tensor) -> Tensor:
-    """Examples in the order of their first number, and back."""
+    """Sort examples by their first number, and restore their order at the end."""
     order = x[:, 0, 0].argsort()
     outputs: Tensor = net.outer(net.hidden(x[order]).sum(1))
     return outputs[order.argsort()]
 
 
 def sorted_outside(net: Layers, x: Tensor) -> Tensor:
-    """As `sorted_rows`, with an order that torch does not see computed."""
+    """Compute `sorted_rows` with an order from NumPy, which torch cannot record."""
     order = torch.from_numpy(x[:, 0, 0].detach().numpy().argsort())
     outputs: Tensor = net.outer(net.hidden(x[order]).sum(1))
     return outputs[torch.from_numpy(order.numpy().argsort())]
 
 
 def bucketed(net: Layers, x: Tensor) -> Tensor:
-    """Two layers, each for the examples of its bucket."""
+    """Divide examples into two buckets, with a layer for each."""
     bucket = (x[:, 0, 0] > 0).long()
     order = bucket.argsort(stable=True)
     one, two = torch.split(x[order], bucket.bincount(minlength=2).tolist())
@@ -325,7 +326,7 @@ def bucketed(net: Layers, x: Tensor) -> Tensor:
 
 
 def ragged(net: Layers, x: Tensor) -> Tensor:
-    """Rows of all examples one after the other, split by lengths that Python reads."""
+    """Split the concatenated rows of all examples by lengths that Python reads."""
     mask = counts(x)
     parts = torch.split(net.hidden(x[mask]), mask.sum(1).tolist())
     outputs: Tensor = net.outer(torch.stack([part.sum(0) for part in parts]))
@@ -333,7 +334,7 @@ def ragged(net: Layers, x: Tensor) -> Tensor:
 
 
 def segments(net: Layers, x: Tensor) -> Tensor:
-    """As `ragged`, by differences of running sums at the offsets of the examples."""
+    """Compute `ragged` by differences of cumulative sums."""
     ends = counts(x).sum(1).cumsum(0)
     flat = net.hidden(x[counts(x)])
     sums = torch.cat([flat.new_zeros(1, 4), flat.cumsum(0)])
@@ -342,7 +343,7 @@ def segments(net: Layers, x: Tensor) -> Tensor:
 
 
 def emptied(net: Layers, x: Tensor) -> Tensor:
-    """A bucket without a row, which is written to in place."""
+    """Write in place into a bucket without rows."""
     nothing = net.inner(x[x[:, 0, 0] > 1e9]).mul_(2.0)
     return ragged(net, torch.cat([x, nothing[:, :, :3] + 1]))
 
@@ -352,21 +353,21 @@ def tokens_of(x: Tensor) -> Tensor:
 
 
 def bags(x: Tensor, table: nn.Module, outer: nn.Module) -> Tensor:
-    """Texts of every length, in bags of one table."""
+    """Sum the embeddings of texts of different lengths, by an `EmbeddingBag`."""
     lengths = counts(x).sum(1)
     outputs: Tensor = outer(torch.tanh(table(tokens_of(x), lengths.cumsum(0) - lengths)))
     return outputs
 
 
 def added_tokens(x: Tensor, table: nn.Module, outer: nn.Module) -> Tensor:
-    """Rows of a table, added up by example: tokens pick, and places steer."""
+    """Sum the embeddings of texts of different lengths, by `index_add`."""
     rows = counts(x).nonzero()[:, 0]
     outputs: Tensor = outer(torch.tanh(x.new_zeros(len(x), 4).index_add(0, rows, table(tokens_of(x)))))
     return outputs
 
 
 def mixture(x: Tensor, router: nn.Module, outer: nn.Module, experts: nn.ModuleList, best: int) -> Tensor:
-    """A mixture of experts: each example goes to its `best` experts."""
+    """Apply a mixture of experts. The router chooses `best` experts for each example."""
     x = x.flatten(1)
     gates, chosen = router(x).softmax(1).topk(best)
     mixed = x.new_zeros(len(x), 4)
@@ -378,7 +379,7 @@ def mixture(x: Tensor, router: nn.Module, outer: nn.Module, experts: nn.ModuleLi
 
 
 def switch(x: Tensor, router: nn.Module, outer: nn.Module, experts: nn.ModuleList) -> Tensor:
-    """Each example goes to one expert, without a gate; a mask writes the rows."""
+    """Apply one expert to each example, without a gate, and write the rows by a mask."""
     x = x.flatten(1)
     chosen, mixed = router(x).argmax(1), x.new_zeros(len(x), 4)
     for number, expert in enumerate(experts):
@@ -393,7 +394,7 @@ def experts(function: Callable[..., Tensor]) -> nn.Module:
 
 
 def sequences(x: Tensor, cell: nn.Module, outer: nn.Module) -> Tensor:
-    """A recurrent network on packed sequences."""
+    """Apply a recurrent network to packed sequences."""
     lengths = counts(x).sum(1).clamp(min=1)
     rows = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
     states, _ = nn.utils.rnn.pad_packed_sequence(cell(rows)[0], batch_first=True, total_length=POSITIONS)
@@ -425,7 +426,7 @@ ROUTED: dict[str, Maker] = {
 
 
 def routed_batch(generator: torch.Generator) -> Tensor:
-    """Return five examples. In every batch the same number of positions counts, and of examples that start with one."""
+    """Return five examples. `COUNTED` positions count, and three examples begin with a position that counts."""
     x = torch.randn(5, POSITIONS, 3, generator=generator, dtype=torch.float64)
     x[:, 0, 0] = x[:, 0, 0].abs() * torch.tensor([1, 1, 1, -1, -1])[torch.randperm(5, generator=generator)]
     later = -x[:, 1:, 0].abs().flatten()

@@ -1,4 +1,4 @@
-"""The kernel computed slowly, from one Jacobian per example, and comparisons for all tests."""
+"""The kernel from Jacobians by plain autograd, and comparisons for all tests."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
 
 
 def jacobians(module: nn.Module, x: Tensor, weights: Weights | None = None) -> dict[str, Float[Tensor, "n out size"]]:
-    """∂f(x_i)/∂θ for every parameter that requires gradients, one back-propagation for each output of each example."""
+    """Return ∂f(xᵢ)/∂θ for each trained parameter, by a backward pass for each output of each example."""
     own = {name: weight.detach() for name, weight in module.named_parameters()} | (weights or {})
     trained = {name: own[name].clone().requires_grad_() for name, p in module.named_parameters() if p.requires_grad}
     rows = []
@@ -43,21 +43,21 @@ def jacobians(module: nn.Module, x: Tensor, weights: Weights | None = None) -> d
 def tangent(
     module: nn.Module, x1: Tensor, x2: Tensor, weights: Weights | None = None
 ) -> Float[Tensor, "query out train out_"]:
-    """K(x, x′) = J(x) J(x′)ᵀ."""
+    """Return K(x, x′) = J(x) J(x′)ᵀ."""
     left, right = (torch.cat(list(jacobians(module, x, weights).values()), 2) for x in (x1, x2))
     return torch.einsum("qcp,ndp->qcnd", left, right)
 
 
 def contracted(jacobian: dict[str, Float[Tensor, "n out size"]], step: Weights) -> Float[Tensor, "n out"]:
-    """J Δθ."""
+    """Return J Δθ."""
     return torch.stack([rows @ step[name].flatten() for name, rows in jacobian.items()]).sum(0)
 
 
-# Gradient blocks, multiplied out, and a Jacobian applied to a step of weights: J Δθ.
+# Gradient blocks as dense arrays, and the product of a Jacobian with a step of the weights, J Δθ.
 
 
 def dense(block: Factored) -> Float[Tensor, "example out in_ features"]:
-    """Σ_u a_u ⊗ β_u. The bias is the weight of a first input `shift`."""
+    """Return Σ_u a_u ⊗ β_u. The bias is the weight of a first input `shift`."""
     inputs = block.inputs
     if block.shift is not None:
         inputs = torch.cat([torch.full_like(inputs[..., :1], block.shift), inputs], 2)
@@ -65,13 +65,13 @@ def dense(block: Factored) -> Float[Tensor, "example out in_ features"]:
 
 
 def by_name(block: Block) -> dict[str, Float[Tensor, "example out _"]]:
-    """The gradients of each parameter, up to the last element that is used."""
+    """Return the gradient of each parameter, up to its last used element."""
     rows = Jacobian((block,), *block.gradients).as_rows(block.extents).blocks
     return {part.name: part.rows for part in rows if isinstance(part, Rows)}
 
 
 def applied(features: Jacobian, step: Weights) -> Float[Tensor, "example out"]:
-    """Σ over parameters of ⟨∂f/∂θ, Δθ⟩."""
+    """Return the sum of ⟨∂f/∂θ, Δθ⟩ over parameters."""
     parts = []
     for block in features.blocks:
         if isinstance(block, Factored):
@@ -85,7 +85,7 @@ def applied(features: Jacobian, step: Weights) -> Float[Tensor, "example out"]:
     return torch.stack(parts).sum(0)
 
 
-# Comparisons that name the entry where two arrays differ, and by how much; refusals in one line.
+# Comparisons of arrays, and of error messages.
 
 
 def agree(actual: Tensor, expected: Tensor, tolerance: float, scale: Tensor | float | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Modules of many shapes, each with the shape of an example, and weights at both ends of a step."""
+"""Modules of many forms, each with the shape of an example, and the weights before and after a step."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ACTIVATIONS = activations()
 
 
 def repeated(x: Tensor, layer: nn.Module, readout: nn.Module, times: int) -> Tensor:
-    """One layer, called several times."""
+    """Apply one layer several times."""
     for _ in range(times):
         x = torch.tanh(layer(x))
     outputs: Tensor = readout(x)
@@ -32,13 +32,13 @@ def repeated(x: Tensor, layer: nn.Module, readout: nn.Module, times: int) -> Ten
 
 
 def two_heads(x: Tensor, body: nn.Module, one: nn.Module, two: nn.Module) -> Tensor:
-    """Two readouts of one hidden layer, which read it through different activations."""
+    """Apply two readouts to different activations of one hidden layer."""
     hidden = body(x)
     return torch.cat([one(torch.tanh(hidden)), two(torch.relu(hidden))], 1)
 
 
 def written_in_place(x: Tensor, w: Tensor, g: Tensor) -> Tensor:
-    """Views, slices and writes into them."""
+    """Write into views and slices."""
     hidden = x @ w
     hidden[:, 0] = x[:, 0] * g
     hidden[:, 1:].mul_(2.0).add_(x[:, :2])
@@ -48,7 +48,7 @@ def written_in_place(x: Tensor, w: Tensor, g: Tensor) -> Tensor:
 
 
 def mlp(activation: str, bias: bool = True) -> Callable[[], nn.Module]:
-    """Two hidden layers and two outputs."""
+    """Return a maker of a network with two hidden layers and two outputs."""
     return lambda: nn.Sequential(
         *(nn.Linear(3, 7, bias=bias), Pointwise(ACTIVATIONS[activation])),
         *(nn.Linear(7, 6, bias=bias), Pointwise(ACTIVATIONS[activation])),
@@ -57,28 +57,28 @@ def mlp(activation: str, bias: bool = True) -> Callable[[], nn.Module]:
 
 
 def formula(function: Callable[..., Tensor], **parts: tuple[int, ...]) -> Callable[[], nn.Module]:
-    """Return a maker of a module of free parameters."""
+    """Return a maker of a `Formula`."""
     return lambda: Formula(function, **parts)
 
 
 def called(times: int) -> Callable[[], nn.Module]:
-    """Return a maker of a network that calls one layer so often."""
+    """Return a maker of a network that calls one layer this many times."""
     return lambda: Formula(partial(repeated, times=times), layer=nn.Linear(4, 4), readout=nn.Linear(4, 2))
 
 
 def attention(x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Linear attention, summed over tokens."""
+    """Compute linear attention, summed over tokens."""
     return ((x @ q) @ (x @ k).transpose(1, 2) @ (x @ v)).sum(1)
 
 
 def beside_positions(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
-    """One position for each example; all examples see the rows of one constant."""
+    """Add a constant row to each position. All examples share the constant."""
     positions = torch.arange(15.0, dtype=x.dtype).view(5, 3) / 15
     return torch.tanh(x @ w + positions @ w).sum(1) @ v
 
 
 def beside_a_state(x: Tensor, w: Tensor, u: Tensor) -> Tensor:
-    """A constant with a row for every example."""
+    """Add a constant with a row for each example."""
     return torch.tanh(x @ w + torch.full((len(x), 2), 0.3, dtype=x.dtype) @ u)
 
 
@@ -158,15 +158,15 @@ KINDS = (
     *("convolution", "batch norm in evaluation", "softmax", "lstm", "encoder, norm before", "tied embedding"),
     *("transposed", "max pooling", "branching", "rotary positions", "bilinear", "weight norm", "learned slopes"),
 )
-"""A network for every kind of use of a weight: products, one or many, elements, views and functions of weights; before
-and after constants, choices, and operations that torch takes apart."""
+"""A network for each kind of use of a weight: in one or several products, by element, by views or functions of the
+weight, and together with constants, choices and operations that torch decomposes."""
 
 DENSE: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "entropy": (formula(lambda x, w: torch.special.entr(2 + torch.tanh(x @ w)), w=(4, 3)), (4,)),
     "entropies": (formula(lambda x, w: torch.special.entr(2 + torch.tanh(x @ w)).sum((1, 2)), w=(3, 3)), (3, 3)),
     "outputs without inputs": (formula(lambda x, b: b.expand(len(x), 2) * 1.0, b=(2,)), (4,)),
 }
-"""Networks with an operation that no rule knows; plain Jacobians read them."""
+"""Networks with an operation without a rule, whose Jacobians come from autograd."""
 
 
 @dataclass(frozen=True)
@@ -186,7 +186,7 @@ class Problem:
         return torch.randn(count, *self.x.shape[1:], generator=self.generator, dtype=torch.float64).to(self.x.dtype)
 
     def end(self, size: float) -> Weights:
-        """The weights after a random step of this relative size."""
+        """Return the weights after a random step of this relative size."""
         return {
             name: weight
             + size * torch.randn(weight.shape, generator=self.generator, dtype=torch.float64).to(weight.dtype)
@@ -195,7 +195,7 @@ class Problem:
 
 
 def problem(name: str, seed: int = 0, dtype: torch.dtype = torch.float64) -> Problem:
-    """The module of this name, its weights of a size that keeps activations curved."""
+    """Return the problem of this name. The scale of its weights keeps activations nonlinear."""
     make, shape = (READ | DENSE)[name]
     return problem_of(
         make(), lambda generator: torch.randn(5, *shape, generator=generator, dtype=torch.float64), seed, dtype
@@ -214,18 +214,18 @@ def problem_of(
 
 
 def routed(name: str) -> Problem:
-    """The routed network of this name with random weights, and a batch."""
+    """Return the network of this name in `ROUTED` with random weights, and a batch."""
     return problem_of(ROUTED[name](), routed_batch)
 
 
 # The tape, reader, features and Jacobians of a network, computed once for all laws.
 #
-# A test that changes a module, a rule or a reader takes a fresh `problem` instead.
+# A test that changes a module, a rule or a reader uses a new `problem` instead.
 
 
 @dataclass(frozen=True)
 class Step:
-    """A random step of the weights, read at the inputs of a problem."""
+    """A random step of the weights, with its secant Jacobian at the inputs of a problem."""
 
     reading: Reading
     start: Tape
@@ -256,7 +256,7 @@ class Known:
 
     @property
     def unspent(self) -> Problem:
-        """The problem with a fresh generator, so that laws may come in any order."""
+        """The problem with a copy of the generator, so that the order of tests does not matter."""
         generator = torch.Generator()
         generator.set_state(self.given.generator.get_state())
         return replace(self.given, generator=generator)

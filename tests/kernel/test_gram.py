@@ -103,7 +103,7 @@ def test_gradients_side_by_side_are_gradients_one_by_one(outputs: int, width: in
 
 
 def test_small_chunks_are_not_lost_in_a_large_sum() -> None:
-    """K = 1 + 60 · 4.5e-8, and sums in float32 would keep 1. A weight that is used twice is read in chunks."""
+    """K = 1 + 60 · 4.5e-8, and sums in float32 would return 1. A weight with two uses is processed in chunks."""
     small, half = torch.full((2, 1, 2049), 4.7e-6), torch.full((2, 1, 1), 0.5)
     blocks = [Rows(half, "w"), Rows(half, "w"), *(Rows(small, f"v{k}") for k in range(60))]
     found = gram(jacobian(*blocks), jacobian(*blocks))
@@ -112,7 +112,7 @@ def test_small_chunks_are_not_lost_in_a_large_sum() -> None:
 
 @pytest.mark.parametrize("stride", [(3, 1), (1, 2), (4, 1)], ids=["rows", "columns", "some of a row"])
 def test_factors_meet_rows_of_the_same_parameter(stride: tuple[int, int]) -> None:
-    """Both sides were read in different ways. Elements that one side does not show count as zero."""
+    """The two sides have different forms. Elements that one side lacks are zero."""
     left = factored(4, 5, 2, 3, 2, 0)
     view = View("v", (2, 3), stride, 1)
     given = jacobian(replace(left, weight=view, bias=View("v", (3,), (1,), 0), shift=2.0))
@@ -309,7 +309,7 @@ def test_a_table_whose_jacobians_would_not_fit_is_read_in_turns() -> None:
 
 
 def text(x: Tensor, words: nn.Embedding, places: nn.Module, mix: nn.Module) -> Tensor:
-    """The mean log-likelihood of a text's next words, by one table that is read at both ends and one of positions."""
+    """Compute the mean log-likelihood of next words, with a tied table of words and a table of positions."""
     hidden = torch.tanh(mix(words(x) + places(torch.arange(x.shape[1]))))
     scores = (hidden[:, :-1] @ words.weight.t()).log_softmax(2)
     return scores.gather(2, x[:, 1:, None]).mean((1, 2))
@@ -425,7 +425,7 @@ def test_other_uses_stay_as_they_are() -> None:
             assert merge_uses(given) is given
 
 
-# The adjoint of the sum backwards is a dense vector to which Jacobians are added and that is multiplied with others.
+# The adjoint of the backward sum is a dense vector. Jacobians are added to it and multiplied with it.
 
 
 def by_parameter(found: Jacobian, own: Weights) -> dict[str, Tensor]:
@@ -508,7 +508,7 @@ def test_sums_over_uses_have_the_same_products() -> None:
 
 
 def test_an_adjoint_accumulates_the_rows_of_a_table() -> None:
-    """Each batch reads more or fewer rows of the table than the one before, or all of them."""
+    """Batches read different numbers of rows of the table, also all rows."""
     draw = torch.Generator().manual_seed(3)
     own = {"table": torch.zeros(7, 2, dtype=torch.float64)}
     total = torch.zeros(3, 2, 14, dtype=torch.float64)

@@ -48,7 +48,7 @@ def test_every_block_is_the_jacobian_times_one_matrix(name: str) -> None:
 
 
 def test_outer_products_are_convolved_or_multiplied_out() -> None:
-    """Both ways occur among these sizes, with and without a bias, and in views that are transposed."""
+    """These sizes lead to both algorithms, with and without a bias, and with transposed views."""
     ways = set()
     for uses, width, size in ((1, 30, 8), (2, 40, 64), (50, 3, 64)):
         block = factored(4, uses, width, width + 1, 2, seed=uses)

@@ -205,7 +205,7 @@ def test_factors_are_kept_where_pixels_are_few(side: int, kept: bool) -> None:
     ],
 )
 def test_frozen_parameters_may_move_and_add_nothing(name: str) -> None:
-    """The shares of all parameters, each at the values of all of them, add up to the whole kernel."""
+    """The kernels of single parameters add up to the whole kernel."""
     given = problem(name, seed=3)
     module, x, end = given.module, given.x, given.end(0.5)
     whole = [tangent_kernel(module, x), secant_kernel(module, {}, end, x, x)]
@@ -234,7 +234,7 @@ def test_tokens_that_never_occur_and_padding_train_nothing(padding: int | None) 
     ("name", "x", "bias"), [("gains and shifts", 0.0, 0.0), ("relu", 1.0, -100.0)], ids=["black inputs", "dead units"]
 )
 def test_first_batches_with_zeros_hide_nothing(name: str, x: float, bias: float) -> None:
-    """Owners are found once, on inputs that may be black, or units that may be dead, where later ones are not."""
+    """Owners of rows are found for the first inputs, which may be zero or leave units inactive, unlike later inputs."""
     given = problem(name)
     reader, own = reader_of(given.module)
     dark = own | {key: weight + bias for key, weight in own.items() if key == "0.bias"}

@@ -1,4 +1,4 @@
-"""A Slurm of one machine: a job begins when it is submitted, and its tasks are processes here."""
+"""A stand-in for Slurm. A job begins when it is submitted, and its tasks are processes on this machine."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ exec "$@"
 
 
 def install(folder: Path) -> Path:
-    """Put the programs into a folder; the scripts of jobs will be in `jobs`, by their numbers."""
+    """Write the programs into a folder. They store the scripts of jobs in `jobs`, by their numbers."""
     (folder / "jobs").mkdir(parents=True)
     for name, text in PROGRAMS.items():
         (folder / name).write_text(f"#!/bin/sh\nfolder={folder}\n{text.strip()}\n")

@@ -1,4 +1,4 @@
-"""An engine that carries out the tasks of workers in this process, and can lose any worker at any tile."""
+"""An engine that carries out tasks in this process, and can lose a worker at any tile."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ from ntkexp.kernel_file.kernel import AbstractKernel
 from ntkexp.records.kernel_file import KernelMatrix
 
 Loses: TypeAlias = Callable[[int, int], bool]
-"""Maps the number of a task and its tile to whether the worker is lost after this tile; 0: before the first."""
+"""A function of the numbers of a task and a tile. It returns True if the worker is lost after this tile, or before the
+first tile if the number of the tile is 0."""
 
 
 def none_lost(task: int, tile: int) -> bool:
-    """Every worker ends well."""
+    """Lose no worker."""
     return False
 
 
@@ -40,7 +41,7 @@ class Here(AbstractEngine):
 
 @dataclass
 class HereWorkers(AbstractWorkers):
-    """Carries out each task at once."""
+    """Workers that carry out each task at once."""
 
     engine: Here
 
@@ -50,16 +51,16 @@ class HereWorkers(AbstractWorkers):
         if self.engine.loses(self.engine.tasks, 0):  # it sends no further event
             future.set_result(Ended(task.name, "killed", "its process was killed"))
         else:
-            ended = work(replace(task, threads=self.engine.threads), self.heard)
+            ended = work(replace(task, threads=self.engine.threads), self.lose_after)
             future.set_result(Ended(**json.loads(json.dumps(asdict(ended)))))  # clusters send text
         os.chdir(home)
         return future
 
     def shutdown(self) -> None:
-        """Nothing runs any more."""
+        """Do nothing, because all tasks have ended."""
 
-    def heard(self, event: Event) -> None:
-        """Lose the worker after its message."""
+    def lose_after(self, event: Event) -> None:
+        """Lose the worker after the event of a tile, if the engine does."""
         if isinstance(event, Stepped) and self.engine.loses(self.engine.tasks, event.step):
             raise KeyboardInterrupt
 
@@ -71,13 +72,13 @@ SIZES = ("data.train=70", "data.query=30", "data.test=45")  # none is a multiple
 
 
 def filled(path: Path, kernel: AbstractKernel, *, force: bool = False) -> KernelMatrix:
-    """The file, filled by threads."""
+    """Compute a kernel file by threads."""
     return fill(kernel, path, force=force)
 
 
 @dataclass(frozen=True, eq=False)
 class Products(AbstractKernel):
-    """`nngp`: ⟨x, x′⟩, and `ntk`: ⟨x, x′⟩ + (1 + ⟨x, x′⟩)²; fails after `fails_after` tiles."""
+    """The kernels `nngp` = ⟨x, x′⟩ and `ntk` = ⟨x, x′⟩ + (1 + ⟨x, x′⟩)². They fail after `fails_after` tiles."""
 
     fails_after: float = float("inf")
     seen: list[int] = field(default_factory=list)
@@ -117,11 +118,11 @@ class Products(AbstractKernel):
 
 
 def products_of(left: Tensor, right: Tensor) -> Tensor:
-    """Scaled to be of order one; summed in the same order whatever the number of points."""
+    """Return ⟨x, x′⟩/64. The order of summation does not depend on the number of points."""
     return (left.flatten(1)[:, None] * right.flatten(1)).sum(2) / 64
 
 
 def whole(kernel: Products) -> dict[str, Tensor]:
-    """The kernels that a file should hold, [point, train]."""
+    """Return the expected kernels of a file, [point, train]."""
     blocks = kernel.blocks(kernel.inputs, kernel.inputs[: len(kernel.data.train.inputs)])
     return {name: block[:, 0, :, 0] for name, block in blocks.items()}

@@ -115,7 +115,7 @@ class Faulty(Products):
 
 @dataclass(frozen=True, eq=False)
 class Counted(Products):
-    """Products that count threads and pairs of points; points among themselves count once."""
+    """Products that count threads and pairs of points. Each symmetric pair counts once."""
 
     met: ClassVar[list[int]] = []
     threads_seen: ClassVar[set[int]] = set()

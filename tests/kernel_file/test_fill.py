@@ -69,7 +69,7 @@ def test_the_same_bytes_whoever_computes_and_however_often_it_is_broken_off(tmp_
     products(tmp_path / "whole.zarr", workers=1)
     products(tmp_path / "crowd.zarr", workers=3)
     broken = tmp_path / "broken.zarr"
-    for tiles, missing in ((2, 10), (4, 6), (10, 6)):  # the last stops among single points
+    for tiles, missing in ((2, 10), (4, 6), (10, 6)):  # the last case stops at single points
         with pytest.raises(KeyboardInterrupt):
             filled(broken, Products.of(fails_after=tiles))
         assert len(open_matrix(broken).missing()) == missing

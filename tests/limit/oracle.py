@@ -1,4 +1,4 @@
-"""The slow recursion: one pair of examples, every pair of pixels, every pixel of a window, in plain loops."""
+"""Kernels of infinite width by plain loops over pairs of examples, pairs of pixels, and pixels of windows."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class State:
 
 
 def kernels(layers: Sequence[AbstractLayer], x1: Tensor, x2: Tensor, same: bool = False) -> tuple[Tensor, Tensor]:
-    """NNGP and tangent kernel, pair by pair; `same` if row k and column k are one example."""
+    """Return the NNGP and the tangent kernel. With `same`, row k and column k are the same example."""
     nngp, ntk = torch.zeros(len(x1), len(x2), dtype=torch.float64), torch.zeros(len(x1), len(x2), dtype=torch.float64)
     for i, j in product(range(len(x1)), range(len(x2))):
         state = pushed(layers, start(x1[i].numpy(), x2[j].numpy(), same and i == j))
@@ -122,7 +122,7 @@ def affine(layer: AbstractAffine, state: State) -> State:
 
 def window_mean(layer: Conv, values: Values, shape: tuple[int, ...]) -> Values:
     windows, sizes = layer.windows(shape), shape[1:]
-    # about a pixel, where what lies outside counts as zeros; or from it on, and nothing lies outside
+    # the window around a pixel, with zeros outside the image; with `valid`, the window begins at the pixel
     moves = list(product(*(range(w) if layer.valid else range(-(w // 2), w // 2 + 1) for w in windows)))
     found: Values = {}
     for p, q in product(pixels(layer.shape(shape)), repeat=2):

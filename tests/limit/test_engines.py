@@ -234,7 +234,7 @@ END = (Flatten(), Dense(features=1))
 LAYERS = [kind for name, kind in layer_classes().items() if kind.__module__.startswith("ntkexp.")]
 FUSED = [
     kind for kind in LAYERS if kind not in {Dropout, PaddedConv, ConvTranspose, SelfAttention}
-]  # these are left to torch
+]  # only the torch engine computes these
 
 
 class MyLayer(ReLU):

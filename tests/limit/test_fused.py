@@ -319,7 +319,7 @@ def test_networks_without_a_fused_form_are_left_to_torch(
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
 def test_the_exponential_is_that_of_numpy(dtype: type[np.floating[Any]]) -> None:
     """Its argument is reduced in two parts, so that both digits and polynomial round by a few eps."""
-    compiled = njit(lambda x: exponential(x))  # noqa: PLW0108  numba compiles no overload by itself
+    compiled = njit(lambda x: exponential(x))  # noqa: PLW0108  numba does not compile an overload alone
     x = -np.linspace(0, 80, 801, dtype=dtype)
     found = [compiled(each) for each in x]
     np.testing.assert_allclose(found, np.exp(x.astype(np.float64)), rtol=4 * float(np.finfo(dtype).eps))

@@ -1,4 +1,4 @@
-"""Files of a user, each imported under another name."""
+"""Python files of a user, each with a different name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HEAD = "import torch\nfrom torch import nn\nfrom torch.nn import functional as F
 
 @pytest.fixture
 def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
-    """Writes a module file; its own first line is line 4."""
+    """Return a function that writes a module with this text, which begins at line 4."""
     monkeypatch.setattr(sys, "path", [*sys.path])
 
     def write(text: str) -> Path:

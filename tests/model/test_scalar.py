@@ -150,13 +150,13 @@ def test_finite_steps_of_outputs_of_any_shape(shape: tuple[int, ...]) -> None:
 def test_several_numbers_are_refused(name: str) -> None:
     model = configured("model", name)
     assert isinstance(model, AbstractScalar)
-    with refused(rf"model={name} has one value for one number; .*choose data=integers"):
+    with refused(rf"model={name} maps one number to one output; .*choose data=integers"):
         model.module(init("ntk"), (2,), 1, torch.Generator())
 
 
 @pytest.mark.parametrize("x", [-11.0, 21.0, 0.5])
 def test_a_table_has_no_entry_elsewhere(x: float) -> None:
-    with refused(rf"no entry for {x:g}; its keys are the whole numbers from -10 to 20"):
+    with refused(rf"no entry for {x:g}; its keys are the integers from model.first=-10 to model.last=20"):
         function("lookup_table")(torch.tensor([[x]], dtype=torch.float64))
 
 

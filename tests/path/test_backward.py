@@ -100,7 +100,7 @@ def forwards(case: str, rule: str, first: int = 0, count: int | None = None) -> 
     ],
 )
 def test_the_parts_are_those_of_the_sum_forwards(case: str, rule: str) -> None:
-    """The parts of examples, decay, steps and components, and the time at which each example had half of its effect."""
+    """Contributions of examples, decay, steps and components, and the times of half of each contribution."""
     found, expected = summed(case), forwards(case, rule)
     path, sums = found.outcome.matrices.paths[rule], found.outcome.by_component.get(rule)
     whole, size = expected.sum(2), expected.sum(2).norm()

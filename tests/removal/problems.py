@@ -1,4 +1,4 @@
-"""Small trainings that are carried out again."""
+"""Small trainings that can be repeated."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ GROUP = [0, 3, 5, 7]
 
 @cache
 def rerun(case: str, activation: str, *more: str) -> tuple[Rerun, Tensor]:
-    """A training, and points for outputs."""
+    """Return a training, and points at which outputs are computed."""
     words = ("data=digits", "data.classes=[0,1,2]", "loss=cross_entropy", "data.query=3", "data.test=3", "steps=10")
     experiment = small(*words, f"model.activation={activation}", *CASES[case], *more)
     setting = prepare(experiment)
@@ -51,6 +51,6 @@ CHOSEN = torch.cartesian_prod(torch.arange(3), torch.arange(3))
 
 
 def split(training: Rerun, points: Tensor, first: Tensor, second: Tensor) -> Breakdown:
-    """The difference that other weights of the examples make, split."""
+    """Return the breakdown of the change between two weightings of the examples."""
     with tempfile.TemporaryDirectory() as folder:
         return breakdown_between(training, Pair(first, second), points, CHOSEN, Path(folder), Silent())

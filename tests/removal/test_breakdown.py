@@ -87,7 +87,7 @@ def clip_factor(gradient: Tensor) -> float:
 
 
 def test_examples_that_were_never_drawn_change_nothing() -> None:
-    """The rounding error of the change is then that of the outputs, |f| + |f| + ‖J‖·‖θ‖."""
+    """The rounding error of the change is then proportional to |f| + |f| + ‖J‖·‖θ‖."""
     training, points = rerun("one by one", "tanh")
     drawn = {k for step in range(training.length) for k in training.batch(step).rows.tolist()}
     absent = [k for k in range(training.examples) if k not in drawn]
@@ -267,7 +267,7 @@ class Polynomial(AbstractRetraining):
 
 
 def test_halves_of_a_removal_agree_by_the_cosine_of_their_changes() -> None:
-    """One of five examples is left out. The halves change the outputs by a/2 + b/4 and by a/2 + 3b/4."""
+    """Without one of five examples, the halves change the outputs by a/2 + b/4 and by a/2 + 3b/4."""
     a, b = torch.tensor([[1.0, 2.0], [3.0, -8.0]], dtype=torch.float64)
     cosine = torch.nn.functional.cosine_similarity(a / 2 + b / 4, a / 2 + 3 * b / 4, dim=0)
     assert abs(agreement(Polynomial(a, b)) - float(cosine)) <= 10 * EPS

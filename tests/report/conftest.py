@@ -1,4 +1,4 @@
-"""Finished runs of every kind, each written once when it is first used."""
+"""Finished runs of every kind, each written at its first use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Colours can be told apart by all readers, and are visible on light and dark pages."""
+"""All readers can distinguish the colours, which are visible on light and dark pages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`load_sweep`: the tables of a sweep are those of its CSV files, and pictures are drawn where the user says."""
+"""`load_sweep`: tables equal the CSV files of the sweep, and pictures are drawn on the user's axes."""
 
 from __future__ import annotations
 

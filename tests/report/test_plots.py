@@ -171,7 +171,7 @@ def test_a_run_gives_the_axes_of_its_pictures(finished: dict[str, Path]) -> None
 
 @pytest.mark.parametrize("name", ["ladder", "spectrum", "loss_and_kernel_change", "contributions", "predictions"])
 def test_a_picture_is_drawn_where_and_how_the_user_says(finished: dict[str, Path], name: str) -> None:
-    """It is drawn on axes of the user, alone or as panels in their place, with a title and a style of the user."""
+    """A picture is drawn on the user's axes or replaces them by panels, with the user's title and style."""
     draw = getattr(load_run(finished["two classes"]).plot, name)
     figure = Figure()
     other, ours = figure.subplots(1, 2)

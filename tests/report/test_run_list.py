@@ -1,4 +1,4 @@
-"""The list of `ntkexp runs`: its numbers are those of the files, and damaged files leave gaps."""
+"""The list of `ntkexp runs`: its numbers come from the files, and damaged files leave gaps."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The claim, cell by cell: network × loss × optimizer. `python -m tests.run.cells` prints the table of docs/guide.md.
+"""Errors of the secant machine for networks × losses × optimizers.
 
-It shows the largest error of the secant machine for each network under each optimizer, over all losses and splits, and
-needs what a user installs and no more.
+`python -m tests.run.cells` prints the table of docs/guide.md: the largest error over losses and splits for each network
+and optimizer. It needs no packages for development.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ SIZES = ("data.train=6", "data.query=3", "data.test=3", "model.width=8", "steps=
 
 
 def cell(network: str, loss: str, optimizer: str) -> Ran:
-    """A short run, read by the secant machine."""
+    """Return a short run with the secant machine."""
     torch.set_num_threads(1)
     chosen = (*NETWORKS[network], f"loss={loss}", *OPTIMIZERS[optimizer])
     return ran(*SIZES, *chosen, "path.rule=[secant]", "ladder.machine=[secant]", trust=[str(OWN)])
 
 
 def table() -> str:
-    """The largest error of each network under each optimizer, in Markdown."""
+    """Return the table in Markdown."""
     lines = [f"| |{'|'.join(OPTIMIZERS)}|", f"|---{'|---' * len(OPTIMIZERS)}|"]
     for network in NETWORKS:
         errors = [

@@ -66,7 +66,7 @@ def program(text: str) -> None:
 
 
 def free_disk(size: float) -> Callable[[object], SimpleNamespace]:
-    """The system's answer of a disk with some free bytes, in place of `os.statvfs`."""
+    """Return a replacement of `os.statvfs` for a disk with this many free bytes."""
     return lambda _: SimpleNamespace(f_frsize=1, f_blocks=1e9, f_bfree=size, f_bavail=size)
 
 
@@ -76,7 +76,7 @@ Given = TypeVar("Given")
 def call_within(
     act: Callable[[Given], None], given: Given, folder: Path, files: tuple[Path, Path], most_bytes: int
 ) -> None:
-    """Call a function in a folder, which prints into two files and dies where it takes more memory than this."""
+    """Call a function in a folder with a memory limit, and redirect its output into two files."""
     resource.setrlimit(resource.RLIMIT_DATA, (most_bytes, most_bytes))
     os.chdir(folder)
     print_into(*files)
@@ -86,7 +86,7 @@ def call_within(
 def started(
     arguments: Sequence[str], out: Path, said: Path, obey: Callable[[list[str], Path], None] = obey
 ) -> ForkServerProcess:
-    """`ntkexp train …`, running; stderr goes to a file."""
+    """Start `ntkexp train …`, with stderr in a file."""
     process = FORKS.Process(target=obey, args=(["train", *arguments, "--quiet", f"--out={out}"], said))
     process.start()
     return process
@@ -98,7 +98,7 @@ def only_run(out: Path) -> Path:
 
 
 def promised(folder: Path) -> dict[str, bytes]:
-    """The bytes of every file that DONE.json lists, folders file by file."""
+    """Return the bytes of every file that DONE.json lists, also inside folders."""
     listed = [folder / name for name in read_object(folder / DONE)["sizes"]]
     files = [file for path in listed for file in (path.rglob("*") if path.is_dir() else [path]) if file.is_file()]
     return {str(file.relative_to(folder)): file.read_bytes() for file in files}

@@ -1,4 +1,4 @@
-"""One thread: small matrices gain nothing from more, and tests share their cores."""
+"""Tests use one thread, because small matrices gain nothing from more, and tests share the cores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Modules as users write them, on images read row by row; nothing in them knows of this program."""
+"""Modules of a user, which read images row by row, and do not use this package."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.nn import functional
 
 
 class Recurrent(nn.Module):
-    """An LSTM over the rows of an image, read after the last one."""
+    """An LSTM over the rows of an image, with a readout of the last state."""
 
     def __init__(self, shape: tuple[int, ...], outputs: int, width: int) -> None:
         super().__init__()
@@ -24,7 +24,7 @@ class Recurrent(nn.Module):
 
 
 class Modern(nn.Module):
-    """A block as language models have it today: RMS norms, rotary positions, causal attention, SwiGLU."""
+    """A block of recent language models: RMS norms, rotary positions, causal attention, SwiGLU."""
 
     def __init__(self, shape: tuple[int, ...], outputs: int, width: int) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class Modern(nn.Module):
 
 
 def turned(x: Tensor) -> Tensor:
-    """Each pair of channels turned by an angle that grows with the position."""
+    """Rotate each pair of channels by an angle that grows with the position."""
     half = x.shape[-1] // 2
     speed = 0.1 ** torch.arange(half, dtype=x.dtype)
     angle = torch.arange(x.shape[1], dtype=x.dtype)[:, None] * speed
@@ -68,14 +68,14 @@ class Plain(nn.Module):
 
 
 class Shortened(Plain):
-    """Its outputs pass through single precision."""
+    """A perceptron whose outputs pass through single precision."""
 
     def end(self, outputs: Tensor) -> Tensor:
         return outputs.float().to(outputs.dtype)
 
 
 class Entropy(Plain):
-    """Its outputs pass through an operation without a difference rule."""
+    """A perceptron whose outputs pass through an operation without a difference rule."""
 
     def end(self, outputs: Tensor) -> Tensor:
         entropy: Tensor = torch.special.entr(2 + outputs.tanh())

@@ -1,4 +1,4 @@
-"""Small experiments without files: a listener keeps everything in lists."""
+"""Small experiments without files. A listener keeps their results in lists."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Twice(Squared):
 
 @dataclass(eq=False)
 class Memory(AbstractListener):
-    """Keeps rows, kernels and weights in lists."""
+    """A listener that keeps rows, kernels and weights in lists."""
 
     dtype: str = "float64"
     rows: list[Row] = field(default_factory=list)
@@ -100,7 +100,7 @@ class Memory(AbstractListener):
 
     @cached_property
     def folder(self) -> Path:
-        """A folder that is gone when the listener is."""
+        """A folder that is deleted with the listener."""
         made = tempfile.mkdtemp()
         weakref.finalize(self, shutil.rmtree, made)
         return Path(made)
@@ -114,7 +114,7 @@ class Memory(AbstractListener):
 
 @dataclass(frozen=True)
 class Ran:
-    """A run, from its beginning to its table."""
+    """A finished run."""
 
     setting: Setting
     outcome: Outcome
@@ -126,27 +126,27 @@ class Ran:
         return {(row.machine, row.split): row for row in self.outcome.results}
 
     def rows(self, machine: str) -> list[Result]:
-        """One machine on every split; of one that there is not, no law holds."""
-        found = [row for (name, _), row in self.table.items() if name == machine]
-        assert found, machine
-        return found
+        """Return the results of one machine on every split. Raise if the run lacks the machine."""
+        results = [row for (name, _), row in self.table.items() if name == machine]
+        assert results, machine
+        return results
 
     def contributions(self, rule: str) -> Float[Tensor, "point out train"]:
-        """𝒮 by one rule, at the points where the path is read."""
+        """Return 𝒮 by one rule, at the attributed points."""
         return self.outcome.matrices.paths[rule].contributions
 
     def by_step(self, rule: str) -> Float[Tensor, "point out step"]:
-        """The change by each step by one rule, at the points with integrals."""
+        """Return the change by each step by one rule, at the attributed points."""
         return self.outcome.by_step[rule].stacked().movedim(0, 2)
 
     @property
     def change(self) -> Float[Tensor, "point out"]:
-        """f_T − f_0 at these points."""
+        """f_T − f_0 at the attributed points."""
         evidence = self.outcome.matrices
         return (evidence.end - evidence.start)[self.setting.domain.summed_points]
 
     def error(self, rule: str) -> float:
-        """‖Σ𝒮 − (f_T − f_0)‖/‖f_T − f_0‖ over these points."""
+        """Return ‖Σ𝒮 − (f_T − f_0)‖/‖f_T − f_0‖ over the attributed points."""
         return float((self.contributions(rule).sum(2) - self.change).norm() / self.change.norm())
 
     @property
@@ -172,13 +172,13 @@ def recorded_steps(setting: Setting, path: Path, more: Sequence[str] = ()) -> tu
 
 
 def small(*overrides: str, trust: Sequence[str] = ()) -> Experiment:
-    """A small experiment; the last word counts."""
+    """Compose a small experiment. Of overrides with the same key, the last counts."""
     chosen = [*SMALL, *overrides]
     return compose(chosen, trust=trust) if trust else COMPOSER.resolve(chosen).experiment()
 
 
 def ran(*overrides: str, trust: Sequence[str] = ()) -> Ran:
-    """A small experiment, run."""
+    """Run a small experiment."""
     setting = prepare(small(*overrides, trust=trust))
     memory = Memory(setting.experiment.dtype)
     return Ran(setting, run(setting, memory), memory)

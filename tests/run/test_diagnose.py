@@ -1,4 +1,4 @@
-"""Diagnostics agree with independent computations, leave training as it is, and refuse what they cannot store."""
+"""Diagnostics agree with independent computations, do not affect training, and raise if they cannot be stored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A child begins where its parent was, wherever the parent is stored, and only with the parent's network."""
+"""A child begins with the weights of its parent, wherever the parent is stored, and only with the same network."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ REFUSALS = {
     "with more classes": (("data.classes=[0,1,2]",), "2", r"has shape \[1, 6\], and here \[3, 6\]; use data of"),
     "at another step": ((), "3", r"has weights of steps 0, 2, 4, 6; run it with .* path.schedule=\[3\]"),
     "without a step": ((), "", "it takes RUN@STEP, such as"),
-    "centred": (("init.centred=true",), "2", "which a child does not have; leave one of both out"),
+    "centred": (("init.centred=true",), "2", "which a child does not have; leave out one of the two"),
 }
 
 

@@ -1,4 +1,4 @@
-"""Recorded weights are those of a shorter run, and recorded outputs are those of the network with these weights."""
+"""Recorded weights equal the final weights of a shorter run, and give the recorded outputs."""
 
 from __future__ import annotations
 

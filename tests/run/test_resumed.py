@@ -1,4 +1,4 @@
-"""The same bits: a run that stops at any points, and resumes with more or less memory, ends like an undisturbed run."""
+"""A run that is stopped and resumed, with more or less memory, has the same bits as an uninterrupted run."""
 
 from __future__ import annotations
 

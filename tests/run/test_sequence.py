@@ -152,7 +152,7 @@ def test_a_run_that_ends_too_soon_knows_the_phases_it_reached() -> None:
         ("data.phases=[]", "data.phases"),
         ("data.phases=[[0,1],[2,12]]", "data.phases, phase 2: data.classes=.* there is no class 12"),
         ("data.phases=[{_target_:ntkexp.data.Sequence},[4,5]]", "a phase cannot be a sequence"),
-        ("data.phases=[[0,1],[2,3,4]]", "which cannot share outputs; choose as many, or data.outputs=own"),
+        ("data.phases=[[0,1],[2,3,4]]", "which cannot share outputs; choose equal numbers of classes, or"),
         (
             "data.phases=[[3,8],[3,5]] data.test=300",
             "training example of phase . is a query or test example of",

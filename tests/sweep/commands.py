@@ -33,17 +33,17 @@ class Ended(NamedTuple):
 
 
 def begun(out: Path, *words: str, **environment: str) -> subprocess.Popen[str]:
-    """`ntkexp sweep …`, running."""
+    """Start `ntkexp sweep …`."""
     return running("sweep", *words, f"--out={out}", **environment)
 
 
 def running(*words: str, **environment: str) -> subprocess.Popen[str]:
-    """`ntkexp …`, running."""
+    """Start `ntkexp …`."""
     return python("-m", "tests.sweep.commands", *words, **environment)
 
 
 def python(*words: str, **environment: str) -> subprocess.Popen[str]:
-    """`python …`, in a separate group of processes; workers find tests by PYTHONPATH, not by the working folder."""
+    """Start `python …` in a separate process group. Workers find tests by PYTHONPATH, not by the working folder."""
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     return subprocess.Popen(
         [sys.executable, *words],
@@ -57,7 +57,7 @@ def python(*words: str, **environment: str) -> subprocess.Popen[str]:
 
 
 def until_stepping(process: subprocess.Popen[str], out: Path, count: int) -> None:
-    """Wait until `count` runs are under way."""
+    """Wait until `count` runs have begun."""
     while process.poll() is None and len(list(out.glob("runs/*/progress.json"))) < count:
         time.sleep(0.01)
     assert process.poll() is None, process.communicate()
@@ -69,7 +69,7 @@ def ended(process: subprocess.Popen[str]) -> Ended:
 
 
 def swept(out: Path, *words: str, **environment: str) -> Ended:
-    """`ntkexp sweep …` to its end."""
+    """Run `ntkexp sweep …`."""
     return ended(begun(out, *words, **environment))
 
 
@@ -80,24 +80,24 @@ def record(out: Path) -> dict[str, Any]:
 
 
 def states(out: Path) -> list[str]:
-    """The states of the runs of the only sweep."""
+    """Return the states of the runs of the only sweep."""
     return [run["state"] for run in record(out)["runs"]]
 
 
 def journal(out: Path, event: str) -> list[str]:
-    """The runs of an event."""
+    """Return the runs with this event in the event log."""
     file = out / "sweeps" / "journal.jsonl"
     lines = file.read_text("utf-8").split("\n") if file.is_file() else []
     return [found["run"] for found in map(json.loads, filter(None, lines)) if found["event"] == event]
 
 
 def children(pid: int) -> list[int]:
-    """The processes that a process has started."""
+    """Return the processes that a process has started."""
     return [int(word) for task in Path(f"/proc/{pid}/task").glob("*/children") for word in task.read_text().split()]
 
 
 def workers(pid: int) -> list[int]:
-    """The processes that the server of a command has forked."""
+    """Return the processes that the server of a command has forked."""
     return [worker for server in children(pid) for worker in children(server)]
 
 
@@ -108,7 +108,7 @@ def strike(pid: int) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The command, with workers that draw nothing."""
+    """Run a command with workers that draw nothing."""
     from ntkexp.cli.main import run  # noqa: PLC0415  not needed by tests
     from ntkexp.engine import local  # noqa: PLC0415
 

@@ -229,7 +229,7 @@ def test_a_line_that_was_cut_off_costs_itself_alone(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_line_that_was_damaged_says_nothing(tmp_path: Path, seed: int) -> None:
-    """Only real failures are told. An untold failure is tried again."""
+    """A damaged log reports only real failures. Runs without a reported failure are tried again."""
     journal, luck = EventLog(tmp_path / JOURNAL, "width"), Random(seed)
     for name in "abc":
         journal.write(name, "failed", f"too wide for {name}")

@@ -1,4 +1,4 @@
-"""Loaded by the server of workers: pictures take longer than such small runs, and have tests of their own."""
+"""The server of workers loads this file, so that workers draw no pictures, which take longer than small runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ patch, replace = pytest.MonkeyPatch(), Path.replace  # never undone: workers end
 
 
 def moved(partial: Path, place: Path) -> Path:
-    """A disk that is full whenever one file is to be written."""
+    """Raise the error of a full disk for one file."""
     if place.name == FULL:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(place))
     return replace(partial, place)

@@ -1,4 +1,4 @@
-"""Workers play the cases in turn, and report how they ended."""
+"""Workers play the cases one after another, and report the outcomes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random damages of files: flipped in a byte, cut, emptied, swapped, removed, or with a block twice or zeroed."""
+"""Random damages of files: a flipped byte, a cut, an empty or other content, a repeated or zeroed block."""
 
 from __future__ import annotations
 

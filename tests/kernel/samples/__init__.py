@@ -1,4 +1,4 @@
-"""A sample for every rule: a function of two tensors [example, 6] that both change, in which the operation occurs."""
+"""A sample for each rule: a function of two variable tensors [example, 6] that uses the operation."""
 
 from tests.kernel.samples.base import CHOSEN, CURVED, LAYERED, PLAIN, Sample
 from tests.kernel.samples.shaped import ALGEBRA, ARRANGED, COMPLEX_SAMPLES as COMPLEX_SAMPLES, PAIRED

@@ -10,46 +10,46 @@ from torch import Tensor
 from torch.nn import functional
 
 Sample: TypeAlias = Callable[[Tensor, Tensor], Tensor]
-"""A function of two tensors [example, 6] that both change."""
+"""A function of two variable tensors [example, 6]."""
 
 
 def square(h: Tensor) -> Tensor:
-    """A matrix for every example."""
+    """Return a matrix for each example."""
     return h.reshape(len(h), 2, 3)
 
 
 def image(h: Tensor) -> Tensor:
-    """A picture of one channel for every example."""
+    """Return a picture of one channel for each example."""
     return h.reshape(len(h), 1, 2, 3)
 
 
 def volume(h: Tensor) -> Tensor:
-    """A picture in three dimensions for every example."""
+    """Return a picture in three dimensions for each example."""
     return h.reshape(len(h), 1, 1, 2, 3)
 
 
 def positive(h: Tensor) -> Tensor:
-    """Numbers from ½ on."""
+    """Return numbers of at least ½."""
     return 0.5 + h * h
 
 
 def inside(h: Tensor) -> Tensor:
-    """Numbers between −0.9 and 0.9."""
+    """Return numbers between −0.9 and 0.9."""
     return 0.9 * h.tanh()
 
 
 def ranked(h: Tensor) -> Tensor:
-    """Numbers whose order stays while they move."""
+    """Return numbers whose order does not change during a step."""
     return h.tanh() + 3 * torch.tensor([2.0, 5.0, 0.0, 4.0, 1.0, 3.0], dtype=h.dtype)
 
 
 def whole(*numbers: int) -> Tensor:
-    """Indices."""
+    """Return indices."""
     return torch.tensor(numbers)
 
 
 def each(h: Tensor) -> list[list[int]]:
-    """The number of every example, as a column of indices."""
+    """Return the index of each example, in a column."""
     return [[n] for n in range(len(h))]
 
 
@@ -57,7 +57,7 @@ def each(h: Tensor) -> list[list[int]]:
 
 
 def part_replaced(h: Tensor, k: Tensor) -> Tensor:
-    """Writes into slices and columns."""
+    """Write into slices and columns."""
     h = h.clone()
     h[:, 1:3] = k[:, 2:4]
     h[:, 5] = k[:, 0]
@@ -135,7 +135,7 @@ PLAIN: dict[str, Sample] = {
 
 
 def on(domain: Callable[[Tensor], Tensor], function: Callable[[Tensor], Tensor]) -> Sample:
-    """The function where it is defined."""
+    """Return a sample of a function on its domain."""
     return lambda h, k: function(domain(h))
 
 
@@ -202,11 +202,11 @@ CURVED: dict[str, Sample] = {
 }
 
 
-# Choices; many change in the course of a long step.
+# Choices. Many choices change during a long step.
 
 
 def overwritten(h: Tensor, k: Tensor) -> Tensor:
-    """Masks that write into all elements, into those of a column and of an example, and by columns; and numbers."""
+    """Write numbers and tensors by masks of elements, of a column, of examples and of columns, and by indices."""
     h, k = h.clone(), k * 1.0
     h[h < 0] = 0.5
     h[:, 0][k[:, 1] < 0] = 2.0
@@ -267,33 +267,33 @@ CHOSEN: dict[str, Sample] = {
 }
 
 
-# Products, convolutions, softmax and norms of values that change.
+# Products, convolutions, softmax and norms of variable values.
 
 
 def own_kernels(h: Tensor, k: Tensor) -> Tensor:
-    """Convolve every example with another kernel."""
+    """Convolve each example with its own kernel."""
     return functional.conv2d(image(h).transpose(0, 1), image(k), padding=1, groups=len(h)).transpose(0, 1)
 
 
 def fixed_kernels(h: Tensor, k: Tensor) -> Tensor:
-    """Constant kernels, forward and transposed."""
+    """Apply a convolution and a transposed convolution with constant kernels."""
     kernel = torch.arange(8, dtype=h.dtype).view(2, 1, 2, 2) - 3
     wide = functional.conv2d(image(h), kernel, torch.ones(2, dtype=h.dtype), stride=1, padding=1, dilation=1)
     return functional.conv_transpose2d(wide, kernel, stride=2, output_padding=1)
 
 
 def channels(h: Tensor) -> Tensor:
-    """Two channels of three pixels."""
+    """Return two channels of three pixels."""
     return h.reshape(len(h), 2, 3)
 
 
 def pair(*numbers: float) -> Tensor:
-    """A number for each of two channels."""
+    """Return a number for each of two channels."""
     return torch.tensor(numbers, dtype=torch.float64)
 
 
 def batch_normalised(h: Tensor) -> Tensor:
-    """By a running mean and variance, with a gain and a bias."""
+    """Normalise by a running mean and variance, with a gain and a bias."""
     return functional.batch_norm(channels(h), pair(0.5, -1.0), pair(2.0, 0.3), pair(1.5, -0.5), pair(0.1, 0.2))
 
 
@@ -303,7 +303,7 @@ def group_normalised(h: Tensor, k: Tensor) -> Tensor:
 
 
 def masked_attention(h: Tensor, k: Tensor) -> Tensor:
-    """Each position sees itself and the earlier ones; or the first sees nothing."""
+    """Attend to this and earlier positions, or only to earlier ones, so that the first position attends to none."""
     q, keys = (square(v)[:, None] for v in (h, k))
     seen = torch.ones(2, 2, dtype=torch.bool).tril()
     return torch.cat(

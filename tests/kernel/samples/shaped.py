@@ -20,13 +20,13 @@ def resized(h: Tensor, k: Tensor, *, dims: int, mode: str, **how: bool) -> Tenso
 
 
 def bordered(h: Tensor, k: Tensor, *, dims: int, mode: str) -> Tensor:
-    """Pad with a border that repeats the inside."""
+    """Pad with a border that repeats pixels."""
     shape, widths = {1: (h[:, None], (2, 1)), 2: (image(h), (2, 1, 1, 0)), 3: (volume(h), (2, 1, 1, 0, 0, 0))}[dims]
     return functional.pad(shape, widths, mode=mode)
 
 
 def places(dims: int, h: Tensor) -> Tensor:
-    """Places in a picture, equal for every example."""
+    """Return positions in a picture, equal for all examples."""
     return (
         torch.linspace(-0.9, 0.8, 2 * dims, dtype=h.dtype)
         .view(1, *[1] * (dims - 1), 2, dims)
@@ -35,13 +35,13 @@ def places(dims: int, h: Tensor) -> Tensor:
 
 
 def diagonal_blocks(a: Tensor, b: Tensor) -> Tensor:
-    """Two blocks along the diagonal."""
+    """Return a matrix with two blocks along the diagonal."""
     found: Tensor = torch.block_diag(a[:2], b[:2])  # type: ignore[no-untyped-call]  # torch's own
     return found
 
 
 def bags(h: Tensor, k: Tensor) -> Tensor:
-    """Two rows for every example, in bags of its own: one of them twice, and one that is padding."""
+    """Sum or average the embeddings of two rows for each example. A row occurs twice, and another is padding."""
     table, index = torch.cat([h.new_ones(1, 3), h.reshape(-1, 3)]), 2 * torch.arange(len(h))[:, None] + whole(1, 2, 1)
     gained = functional.embedding_bag(index, table, mode="sum", per_sample_weights=k[:, :3])
     starts = (3 * torch.arange(len(h))[:, None] + whole(0, 1)).flatten()
@@ -50,7 +50,7 @@ def bags(h: Tensor, k: Tensor) -> Tensor:
 
 
 def sampled(h: Tensor, k: Tensor, mode: str) -> Tensor:
-    """Sample a picture at places that move, also beyond its border, by every kind of padding."""
+    """Sample a picture at variable positions, also beyond its border, with each kind of padding."""
     at = torch.stack([k, h.flip(1)], 2)[:, None]
     padded = [
         functional.grid_sample(image(h), at, mode, padding_mode=padding, align_corners=corners)
@@ -70,13 +70,13 @@ def sampled_volume(h: Tensor, k: Tensor) -> Tensor:
 
 
 def at_places(h: Tensor, k: Tensor) -> Tensor:
-    """Moving places, and fixed ones with each mode."""
+    """Sample a picture at variable positions, and at constant positions with each mode."""
     fixed = [functional.grid_sample(image(h), places(2, h), mode, align_corners=False) for mode in MODES]
     return torch.cat([sampled(h, k, "bilinear").flatten(1), torch.cat(fixed, 1).flatten(1)], 1)
 
 
 def extremes(h: Tensor, k: Tensor) -> Tensor:
-    """The largest and smallest of several numbers, beside the target or not; some are equal."""
+    """Reduce several numbers by maximum and minimum, with and without the target. Some numbers are equal."""
     values = torch.cat([k, k.relu()], 1)
     at = columns(h, 3, 0, 3, 1, 1, 0, 5, 5, 3, 5, 0, 1)
     reduced = [
@@ -88,7 +88,7 @@ def extremes(h: Tensor, k: Tensor) -> Tensor:
 
 
 def packed(h: Tensor, k: Tensor) -> Tensor:
-    """Sequences of two numbers among three places, packed from either layout, and padded again."""
+    """Pack sequences of length two out of three from both layouts, and pad them again."""
     lengths = torch.full((len(h),), 2)
     rows = nn.utils.rnn.pack_padded_sequence(h.view(-1, 3, 2) * k.view(-1, 3, 2), lengths, batch_first=True)
     late = nn.utils.rnn.pack_padded_sequence(k.view(-1, 3, 2).transpose(0, 1), lengths)
@@ -184,19 +184,19 @@ ARRANGED: dict[str, Sample] = {
 
 
 def norms(h: Tensor, k: Tensor) -> Tensor:
-    """By sums of powers, and by the largest and smallest."""
+    """Return norms of several orders, also infinite ones."""
     orders = (1, 3, 0.5, inf, -inf)
     return torch.stack([torch.linalg.vector_norm(h, order, dim=1) for order in orders], 1) * k[:, :5]
 
 
 def distances(h: Tensor, k: Tensor) -> Tensor:
-    """Between two rows and two others, one of them the same."""
+    """Return distances between two rows and two other rows, one of which is equal."""
     rows = torch.cat([square(h)[:, :1], square(k)[:, :1]], 1)
     return torch.cat([torch.cdist(square(h), rows, p=p) for p in (2.0, 1.0, inf)], 1)
 
 
 def powers(h: Tensor, k: Tensor) -> Tensor:
-    """Exponents that are numbers, of either sign and whole or not; constants; and weights."""
+    """Return powers with variable and constant exponents: positive and negative, integers and fractions."""
     below = (1 - positive(h)) * 0.1 - 1
     numbers = [h**3, h**0, below**-2, below**-3, *(positive(h) ** p for p in (-1.0, 0.5, -0.5, 1.5, -0.3))]
     exponents = torch.tensor([0.0, 1.0, 2.0, 3.0, -1.0, 4.0], dtype=h.dtype)
@@ -209,7 +209,7 @@ def losses(loss: Callable[..., Tensor], h: Tensor, k: Tensor) -> Tensor:
 
 
 def weighted(h: Tensor) -> Tensor:
-    """An entropy whose labels and places weigh more or less."""
+    """Return a cross-entropy with weights of positions and of positive labels."""
     weight, positive = torch.arange(1.0, 7.0, dtype=h.dtype), torch.arange(6.0, 0.0, -1.0, dtype=h.dtype)
     return functional.binary_cross_entropy_with_logits(
         h, torch.full_like(h, 0.3), weight, pos_weight=positive, reduction="none"
@@ -265,64 +265,64 @@ PAIRED: dict[str, Sample] = {
 }
 
 
-# Functions of matrices that stay regular while they move.
+# Functions of matrices that stay regular during a step.
 
 
 def matrix(h: Tensor, k: Tensor) -> Tensor:
-    """Three rows and three columns for every example."""
+    """Return a 3 × 3 matrix for each example."""
     return torch.cat([h, k[:, :3]], 1).view(len(h), 3, 3)
 
 
 def tall(h: Tensor, k: Tensor) -> Tensor:
-    """Four rows and three columns."""
+    """Return a 4 × 3 matrix for each example."""
     return torch.cat([h, k], 1).view(len(h), 4, 3)
 
 
 def diagonal(size: float, rows: int = 3, columns: int = 3) -> Tensor:
-    """One number on the diagonal of every example."""
+    """Return a matrix with one number on its diagonal."""
     return size * torch.eye(rows, columns, dtype=torch.float64)
 
 
 def regular(h: Tensor, k: Tensor) -> Tensor:
-    """A matrix whose diagonal outweighs its rows."""
+    """Return a diagonally dominant matrix."""
     return matrix(h, k).tanh() + diagonal(4.0).to(h)
 
 
 def definite(h: Tensor, k: Tensor) -> Tensor:
-    """A symmetric matrix of positive eigenvalues."""
+    """Return a positive definite matrix."""
     return matrix(h, k) @ matrix(h, k).mT / 3 + diagonal(1.0).to(h)
 
 
 def triangles(h: Tensor, k: Tensor) -> Tensor:
-    """Systems of one triangle, from either side, one with a diagonal of ones; and a vector."""
+    """Solve triangular systems from the left, and from the right with a unit diagonal."""
     lower = linalg.solve_triangular(regular(h, k), square(k).mT, upper=False)
     upper = linalg.solve_triangular(matrix(h, k).tanh(), square(h), upper=True, unitriangular=True, left=False)
     return torch.cat([lower.flatten(1), upper.flatten(1)], 1)
 
 
 def solved(h: Tensor, k: Tensor) -> Tensor:
-    """Systems with one right side for all, or with vectors and matrices of their own, from either side."""
+    """Solve systems with a shared right-hand side, and with a matrix or vector for each example."""
     shared = linalg.solve(regular(h, k), torch.arange(6.0, dtype=h.dtype).view(3, 2))
     own = linalg.solve(regular(h, k), square(h), left=False)
     return torch.cat([shared.flatten(1), own.flatten(1), linalg.solve(regular(h, k), k[:, :3])], 1)
 
 
 def eigenvalues(h: Tensor, k: Tensor) -> Tensor:
-    """Solutions with either triangle."""
+    """Return eigenvalues computed from each triangle."""
     both = matrix(h, k) + matrix(h, k).mT
     spread = torch.diag(torch.tensor([0.0, 5.0, -7.0], dtype=h.dtype))
     return torch.cat([linalg.eigvalsh(both.tanh() + spread, UPLO=side) for side in ("L", "U")], 1)
 
 
 def polar(h: Tensor, k: Tensor) -> Tensor:
-    """The orthogonal part of a matrix, whose singular values stay apart, from both its sides."""
+    """Return the orthogonal polar factor U Vᵀ of a matrix with distinct singular values."""
     u, _, vh = linalg.svd(tall(h, k).tanh() + (diagonal(1.0, 4) * torch.arange(5.0, 16, 5)).to(h), False)
     part: Tensor = u @ vh
     return part.flatten(1)
 
 
 def decomposed(h: Tensor, k: Tensor) -> Tensor:
-    """Both factors, of columns that keep their sides."""
+    """Return both QR factors. The signs of the columns do not change during a step."""
     return torch.cat(linalg.qr(tall(h, k).tanh() + diagonal(-5.0, 4).to(h)), 1)
 
 
@@ -349,31 +349,31 @@ ALGEBRA: dict[str, Sample] = {
 }
 
 
-# Operations of complex numbers with real outputs: rules shared with real numbers, and others.
+# Operations of complex numbers with real outputs. Some rules are shared with real numbers.
 
 
 def parts(z: Tensor) -> Tensor:
-    """As real numbers."""
+    """Return real and imaginary parts."""
     return torch.view_as_real(z)
 
 
 def number(h: Tensor, k: Tensor) -> Tensor:
-    """A complex number for each pair."""
+    """Return the complex numbers h + ik."""
     return torch.complex(h, k)
 
 
 def lifted(sample: Sample, h: Tensor, k: Tensor) -> Tensor:
-    """Rows with two complex numbers."""
+    """Apply a sample to complex numbers."""
     return parts(sample(number(h, k), number(k, h * h)))
 
 
 def apart(h: Tensor, k: Tensor) -> Tensor:
-    """Numbers that stay away from zero, where angles have no slope, and from its left, where they jump."""
+    """Return numbers with a positive real part, where angles are smooth."""
     return number(positive(h), k)
 
 
 def written(h: Tensor, k: Tensor) -> Tensor:
-    """Into a part of the numbers, and seen by their parts."""
+    """Write into slices of complex numbers, and return their parts."""
     z = torch.zeros(len(h), 6, dtype=torch.complex128)
     z[:, :4] = fft.rfft(h)
     z[:, 5] = number(k, h)[:, 0]
@@ -381,14 +381,14 @@ def written(h: Tensor, k: Tensor) -> Tensor:
 
 
 def products(h: Tensor, k: Tensor) -> Tensor:
-    """Products of matrices; one matrix is constant."""
+    """Return a product with a constant complex matrix."""
     fixed = torch.arange(12.0, dtype=h.dtype).view(6, 2)
     weight = number(fixed, fixed.flip(0)).mT.conj()
     return parts(functional.linear(number(h, k), weight, weight[:, 0]))
 
 
 def transformed(h: Tensor, k: Tensor) -> Tensor:
-    """To frequencies and back, by a gain."""
+    """Multiply two signals in the frequency domain."""
     found: Tensor = fft.irfft(fft.rfft(h) * fft.rfft(k), n=6)
     return found
 

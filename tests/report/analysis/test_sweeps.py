@@ -158,8 +158,8 @@ def test_the_last_number_counts_and_a_diverged_run_has_none(finished: dict[str, 
     assert quantities(load_run(finished["diverged"])) == {}
 
 
-# Of 1,000 simulated sweeps, how many intervals contain the truth, and how many verdicts are false? The share of right
-# 95 % intervals is within 2 %: three standard deviations of a binomial.
+# Correct intervals and false verdicts in 1,000 simulated sweeps. The share of correct 95 % intervals must be within
+# 2 %, three standard deviations of a binomial.
 
 
 SEEDS = (2, 3, 5)

@@ -61,7 +61,7 @@ def test_intervals_over_seeds_and_examples_cover_at_their_level(design: TwoWayDe
 
 
 def test_intervals_over_seeds_alone_do_not_cover_other_examples() -> None:
-    """All seeds share 20 examples, whose differences are larger than those of seeds."""
+    """All seeds share 20 examples, which differ more than the seeds."""
     generator = np.random.default_rng(1)
     tables = [DESIGNS[1].draw(generator)[1] for _ in range(1000)]
     assert sum(bool(mean_of(table.mean(1).tolist()).covers(0.0)) for table in tables) < 750

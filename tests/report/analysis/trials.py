@@ -1,4 +1,4 @@
-"""A thousand simulated sweeps with a known truth: how often are intervals right, and verdicts false?
+"""A thousand simulated sweeps with known laws, to count correct intervals and false verdicts.
 
     log y = p log x + c (log x)²/2 + height and slope of the seed + noise of the run
 
@@ -27,7 +27,7 @@ SWEEPS = 1000
 
 @dataclass(frozen=True)
 class Design:
-    """The runs of a sweep, and their scatter: height and slope of a seed, and noise of a run by width and seed."""
+    """The runs of a sweep, and their scatter: a height and slope for each seed, and noise for each run."""
 
     missing: tuple[int, ...] = ()  # missing widths of the first seed, counted from the widest
     alone: int = 0  # seeds that have only the narrowest width
@@ -79,7 +79,7 @@ class Laws:
         return float(np.mean([law.covers(0.0) is True for law in self.exponents]))
 
     def bends(self, curvature: float = 0.0) -> float:
-        """Return how often a law of this curvature is found curved."""
+        """Return how often laws of this curvature are judged curved."""
         return float(np.mean([law.covers(-curvature) is False for law in self.curvatures]))
 
     def words(self, expected: Expected, scale: float = 1.0) -> Mapping[str, float]:

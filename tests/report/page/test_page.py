@@ -226,7 +226,7 @@ def test_runs_of_a_group_have_the_same_components_and_different_settings(outputs
         for config, settings in zip(configs, group.by_run, strict=True):
             assert all(str(config[key]) == value for key, value in (*group.components, *group.settings, *settings))
         keys = {tuple(key for key, _ in settings) for settings in group.by_run}
-        assert len(keys) == 1  # the runs of a group are told apart by the same settings
+        assert len(keys) == 1  # the same settings distinguish the runs of a group
         if len(group.runs) > 1:
             assert all(len({config[key] for config in configs}) > 1 for key in keys.pop())
 
@@ -254,7 +254,7 @@ def rewrite_config(path: Path, config: dict[str, Json]) -> None:
 
 
 def test_a_followed_loop_says_what_it_is(outputs: Path, tmp_path: Path) -> None:
-    """It has a group of its own, and its settings are no differences from runs."""
+    """It forms a separate group, and its settings do not count as differences between runs."""
     folder = tmp_path / "outputs"
     for k in range(2):
         write_small_run(folder / "runs" / f"run-{k}", 8, k, 0.1)
@@ -611,7 +611,7 @@ def test_identities_count_apart(tmp_path: Path) -> None:
 
 
 def test_every_look_at_a_claim_is_in_the_family(tmp_path: Path) -> None:
-    """With p = 0.01, two claims survive twice as many tests as claims at 5 %/(2 · 2), and not at 5 %/(2 · 3)."""
+    """With p = 0.01, two claims survive at 5 %/(2 · 2), for twice as many tests as claims, and not at 5 %/(2 · 3)."""
     claims = [record(tmp_path, name, p=0.01) for name in ("one", "two")]
     assert summarise_claims(claims, ClaimFamily(2)) == "2 claims: 2 supported."
     looked_again = summarise_claims(claims, ClaimFamily(2, {"one": 0, "two": 1}))

@@ -1,4 +1,4 @@
-"""Corners of a square with noise; opposite ones belong together."""
+"""Corners of a square with noise. Opposite corners have the same class."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far apart are the two losses?"""
+"""The difference between the losses at queries and training examples."""
 
 from __future__ import annotations
 

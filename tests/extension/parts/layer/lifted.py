@@ -11,7 +11,7 @@ from ntkexp.layer import ReLU
 
 
 class Lifted(ReLU):
-    """It has a limit, and not the fused form of its parent, whose formula it replaces."""
+    """A layer with a limit, and without the fused form of its parent, which has another formula."""
 
     def apply(self, z: Tensor) -> Tensor:
         return torch.relu(z) + 1

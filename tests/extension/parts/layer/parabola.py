@@ -8,7 +8,7 @@ from ntkexp.layer import AbstractPointwise
 
 
 class Parabola(AbstractPointwise):
-    """It has a limit, and no fused form."""
+    """A layer with a limit, and without a fused form."""
 
     def apply(self, z: Tensor) -> Tensor:
         return z * z

@@ -11,7 +11,7 @@ from ntkexp.layer import AbstractLayer
 
 
 class Shrunk(AbstractLayer):
-    """It has a limit, and a fused form."""
+    """A layer with a limit and a fused form."""
 
     def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         return shape
@@ -30,7 +30,7 @@ class Shrunk(AbstractLayer):
 
 
 class Half(nn.Module):
-    """As a module."""
+    """The module of the layer."""
 
     def forward(self, z: Tensor) -> Tensor:
         return z / 2

@@ -10,7 +10,7 @@ from ntkexp.loss import AbstractLoss, signs
 
 
 class Doubled(AbstractLoss):
-    """It says itself that it is quadratic."""
+    """A loss that declares itself quadratic."""
 
     curvature: ClassVar[float] = 2.0
     is_quadratic: ClassVar[bool] = True

@@ -1,4 +1,4 @@
-"""Steps along a running mean of the gradients, m ← βm + (1 − β)g from m = 0, θ ← θ − ηm: it remembers."""
+"""Steps along a running mean of the gradients: m ← βm + (1 − β)g from m = 0, θ ← θ − ηm."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gradient descent on one example after the other, in their order: it remembers nothing."""
+"""Gradient descent on one example after another, without memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Secants over the first third of a step and over the rest, each as long as its weight: they close the step."""
+"""Secants over the first third of a step and over the rest. Their weights are their lengths, so they close the step."""
 
 from __future__ import annotations
 

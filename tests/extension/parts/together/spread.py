@@ -1,4 +1,4 @@
-"""How different do the runs of a sweep end?"""
+"""The final losses of the runs of a sweep."""
 
 from __future__ import annotations
 
