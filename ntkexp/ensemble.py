@@ -76,8 +76,8 @@ def problem(experiment: Experiment) -> EnsembleProblem:
     else:
         raise Mistake(
             "an ensemble is drawn over one dimension, and the data has inputs of "
-            f"{flat.shape[1]} numbers; choose data=circle, or data=table with one column beside "
-            "the target"
+            f"{flat.shape[1]} numbers; choose data=circle, or data=table with a single column of "
+            "inputs"
         )
     train = len(data.train.inputs)
     order = torch.cat([torch.arange(train), train + positions[train:].argsort()])
@@ -216,8 +216,8 @@ class EnsembleTraining:
         modules: Sequence[nn.Module],
         report_progress: Callable[[int], None] = lambda networks: None,
     ) -> dict[int, Float[Tensor, "network point out"]]:
-        """Train the modules and return their outputs after each number
-        of steps in `times`."""
+        """Train the modules, and return their outputs after each number of steps in
+        `times`."""
         parameters = sum(weight.numel() for weight in modules[0].parameters())
         group_size = max(1, WEIGHTS_AT_ONCE // parameters)
         outputs: dict[int, list[Tensor]] = {time: [] for time in times}
@@ -370,12 +370,9 @@ class Reference:
     @cached_property
     def correlation(self) -> Float[Tensor, "kept kept"]:
         """The correlation of the process between points, C(x, x′)/σ(x)σ(x′)."""
-        scale = 1 / self.process.theory.deviation[self.where]
-        return (
-            self.process.theory.covariance[self.where][:, self.where]
-            * scale
-            * scale[:, None]
-        )
+        theory = self.process.theory
+        scale = 1 / theory.deviation[self.where]
+        return theory.covariance[self.where][:, self.where] * scale * scale[:, None]
 
     def errors(
         self, outputs: Float[Tensor, "network point"]
@@ -383,9 +380,8 @@ class Reference:
         """Return the error of each network f in standard deviations of the process:
         (f(x) − μ(x))/σ(x)."""
         theory = self.process.theory
-        return (outputs[:, self.where] - theory.mean[self.where]) / theory.deviation[
-            self.where
-        ]
+        error = outputs[:, self.where] - theory.mean[self.where]
+        return error / theory.deviation[self.where]
 
     def distances(
         self,
@@ -403,9 +399,8 @@ class Reference:
         centred = errors - mean[..., None, :]
         covariance = centred.mT @ centred / (n - 1)
         usual = points**2 + self.correlation.square().sum()
-        covariance_square = (
-            (n - 1) * (covariance - expected).square().sum((-2, -1)) / usual
-        )
+        gap = (covariance - expected).square().sum((-2, -1))
+        covariance_square = (n - 1) * gap / usual
         return torch.stack((mean_square, covariance_square), dim=-1).sqrt()
 
     @cached_property
@@ -449,17 +444,7 @@ def ensemble(
     kind = {"device": experiment.device, "dtype": getattr(torch, experiment.dtype)}
     inputs = given.inputs.to(**kind)
     targets = given.targets[: given.train].to(**kind)
-
-    # kernels at infinite width: Θ(x, X), 𝒢(x, X), and 𝒢(x, x′) between all points
-    wide = experiment.model.limit(
-        experiment.init, LearningTask(tuple(given.inputs.shape[1:]), 1)
-    )
-    limit = infinite_kernels(wide, inputs, given.train, experiment)
-    prior = Kernels(limit.start[: given.train], limit.start)
-    everywhere = slice(0, len(inputs))
-    block = BlockSlices(everywhere, everywhere, same=True)
-    nngp = compute(wide, block, inputs, budget=experiment.budget.part(4)).nngp
-    own = experiment.init.alpha**2 * nngp
+    limit = ensemble_kernels(experiment, inputs, given.train)
 
     data = experiment.draw()
     seeds = range(experiment.seed, experiment.seed + count)
@@ -470,7 +455,7 @@ def ensemble(
     kinds = []
     for name, process, kernel in (
         ("all layers", "ntk", limit.tangent),
-        ("readout", "nngp", limit.start),
+        ("readout", "nngp", limit.prior.cross),
     ):
         modes = modes_of(kernel[: given.train])
         size = experiment.optimizer.chosen_step(
@@ -488,16 +473,42 @@ def ensemble(
 
         # compute the Gaussian process after the same training
         gain = DescentGain(size / given.divisor, experiment.steps)
-        trained = Ensemble(kernel, prior, modes.at(gain))
+        trained = Ensemble(kernel, limit.prior, modes.at(gain))
         theory = Process(
             mean=trained.mean(targets)[:, 0].cpu().double(),
-            covariance=trained.covariance(own).cpu().double(),
-            before=own.diagonal().sqrt().cpu().double(),
+            covariance=trained.covariance(limit.start).cpu().double(),
+            before=limit.start.diagonal().sqrt().cpu().double(),
         )
         kinds.append(
             TrainedNetworks(name, process, outputs[..., 0].cpu(), theory, size)
         )
     return kinds
+
+
+@dataclass(frozen=True)
+class EnsembleKernels:
+    """The kernels at infinite width."""
+
+    tangent: Float[Tensor, "point train"]  # Θ(x, X)
+    prior: Kernels  # 𝒢(X, X) and 𝒢(x, X)
+    start: Float[Tensor, "point point"]  # 𝒢(x, x′)
+
+
+def ensemble_kernels(
+    experiment: Experiment, inputs: Float[Tensor, "point *shape"], train: int
+) -> EnsembleKernels:
+    wide = experiment.model.limit(
+        experiment.init, LearningTask(tuple(inputs.shape[1:]), 1)
+    )
+    limit = infinite_kernels(wide, inputs, train, experiment)
+    everywhere = slice(0, len(inputs))
+    block = BlockSlices(everywhere, everywhere, same=True)
+    nngp = compute(wide, block, inputs, budget=experiment.budget.part(4)).nngp
+    return EnsembleKernels(
+        tangent=limit.tangent,
+        prior=Kernels(limit.start[:train], limit.start),
+        start=experiment.init.alpha**2 * nngp,
+    )
 
 
 def comparisons(kinds: Sequence[TrainedNetworks], train: int) -> list[Comparison]:
@@ -512,15 +523,13 @@ def comparisons(kinds: Sequence[TrainedNetworks], train: int) -> list[Comparison
 
 
 def comparison(networks: TrainedNetworks, reference: Reference) -> Comparison:
-    """Compare one kind of networks with one Gaussian process."""
     errors = reference.errors(networks.outputs.to(reference.correlation))
     distances = reference.distances(errors, reference.correlation)
     count = len(errors)
     points = len(reference.where)
     worst = errors.mean(0).abs() * count**0.5
-    ratio = (networks.observed.deviation / reference.process.theory.deviation)[
-        reference.where
-    ]
+    deviation = reference.process.theory.deviation
+    ratio = (networks.observed.deviation / deviation)[reference.where]
     return Comparison(
         networks=networks.name,
         process=reference.process.process,
