@@ -54,15 +54,13 @@ class FlowGain(AbstractGain):
             raise Mistake(f"time={self.time:g}: it takes a number ≥ 0, or inf")
 
     def __call__(self, spectrum: Float[Tensor, " mode"]) -> Float[Tensor, " mode"]:
-        zero = spectrum == 0
         if self.time == math.inf:
-            if zero.any():
-                raise singular(f"{int(zero.sum())} of {len(zero)} eigenvalues")
+            zeros = int((spectrum == 0).sum())
+            if zeros:
+                raise singular(f"{zeros} of {len(spectrum)} eigenvalues")
             return 1 / spectrum
         learned_share = -torch.expm1(-self.time * spectrum)
-        return torch.where(
-            zero, self.time, learned_share / torch.where(zero, 1.0, spectrum)
-        )
+        return quotient(learned_share, spectrum, self.time)
 
     @property
     def doubled(self) -> FlowGain:
@@ -86,17 +84,13 @@ class DescentGain(AbstractGain):
     steps: int
 
     def __call__(self, spectrum: Float[Tensor, " mode"]) -> Float[Tensor, " mode"]:
-        zero = spectrum == 0
         step = self.size * spectrum  # sλ
         # 1 − (1 − sλ)ᵏ. For sλ < 1, use logarithms, which avoid cancellation. Otherwise
         # use powers.
         by_logarithm = -torch.expm1(self.steps * torch.log1p(-step.clamp(max=1)))
         by_power = 1 - (-1) ** self.steps * (step - 1).clamp(min=0) ** self.steps
         learned_share = torch.where(step < 1, by_logarithm, by_power)
-        gain_at_zero = self.size * self.steps
-        return torch.where(
-            zero, gain_at_zero, learned_share / torch.where(zero, 1.0, spectrum)
-        )
+        return quotient(learned_share, spectrum, self.size * self.steps)
 
     @property
     def doubled(self) -> DescentGain:
@@ -120,6 +114,14 @@ def divergence(step_size: float | None, largest: float, examples: int) -> str | 
         f"gradient descent diverges with steps of {short(step_size)}; "
         f"take steps below {short(2 * examples / largest)}, which is 2N/λ_max"
     )
+
+
+def quotient(
+    numerator: Float[Tensor, " _"], denominator: Float[Tensor, " _"], limit: float
+) -> Float[Tensor, " _"]:
+    """Divide element by element. Where the denominator is 0, return `limit`."""
+    zero = denominator == 0
+    return torch.where(zero, limit, numerator / torch.where(zero, 1.0, denominator))
 
 
 def singular(eigenvalues: str) -> Mistake:
@@ -348,32 +350,22 @@ def conjugate_gradients(
     relative_residual = float((residual.norm(dim=0) / scale).max())
     products = 0
     while relative_residual > tolerance and products < most:
-        # r is the residual, p the direction, and z = r / diag(R).
+        # r is the residual, p the direction, and z = r / diag(R). In a column that has
+        # converged, α and β are 0.
         # a ← a + α p, r ← r − α R p with α = rᵀz / pᵀR p
         image = product(direction)
-        step = quotient(slope, (direction * image).sum(0))
+        step = quotient(slope, (direction * image).sum(0), 0.0)
         solution = solution + step * direction
         residual = residual - step * image
         # p ← z + β p with β = rᵀz / (rᵀz before)
         conditioned = residual / diagonal[:, None]
         previous_slope = slope
         slope = (residual * conditioned).sum(0)
-        direction = conditioned + quotient(slope, previous_slope) * direction
+        direction = conditioned + quotient(slope, previous_slope, 0.0) * direction
         relative_residual = float((residual.norm(dim=0) / scale).max())
         products += 1
         report_progress(products, relative_residual)
     return Solution(solution, relative_residual, products)
-
-
-def quotient(
-    numerator: Float[Tensor, " column"], denominator: Float[Tensor, " column"]
-) -> Float[Tensor, " column"]:
-    """Divide column by column. A column with denominator 0 has converged, and gets the
-    quotient 0."""
-    converged = denominator == 0
-    return torch.where(
-        converged, 0.0, numerator / torch.where(converged, 1.0, denominator)
-    )
 
 
 # --- Gaussian processes: posteriors given noisy targets,

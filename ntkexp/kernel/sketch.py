@@ -73,23 +73,22 @@ class SketchTable:
         ([3, 4], None)
         """
         width = len(self.columns.bucket)
-        (first, second) = view.shape
-        (step, step_) = view.stride
-        (row, column) = divmod(view.offset, width)
+        first, second = view.shape
+        step, step_ = view.stride
+        row, column = divmod(view.offset, width)
 
         def along(draws: Draw, start: int, step: int, count: int) -> Draw:
-            return draws.at(
-                start + step * torch.arange(count, device=draws.bucket.device)
-            )
+            index = torch.arange(count, device=draws.bucket.device)
+            return draws.at(start + step * index)
 
+        # the first axis of the view runs over rows, and the second over columns
         if step % width == 0 and column + (second - 1) * step_ < width:
-            return along(self.rows, row, step // width, first), along(
-                self.columns, column, step_, second
-            )
+            rows = along(self.rows, row, step // width, first)
+            return rows, along(self.columns, column, step_, second)
+        # the other way round
         if step_ % width == 0 and column + (first - 1) * step < width:
-            return along(self.columns, column, step, first), along(
-                self.rows, row, step_ // width, second
-            )
+            columns = along(self.columns, column, step, first)
+            return columns, along(self.rows, row, step_ // width, second)
         return None
 
 
@@ -98,17 +97,14 @@ def draw_table(
 ) -> SketchTable:
     """Draw the buckets and signs of a parameter. The random stream depends only on the
     seed and on the name of the parameter."""
-    generator = stream(
-        "sketch", seed, int.from_bytes(sha256(name.encode()).digest()[:8], "big")
-    )
+    number_of_name = int.from_bytes(sha256(name.encode()).digest()[:8], "big")
+    generator = stream("sketch", seed, number_of_name)
     rows = shape[0] if shape else 1
     sides = []
     for count in (rows, shape.numel() // max(1, rows)):
         # a single row or column has bucket 0 and sign 1
-        bucket, sign = (
-            torch.zeros(1, dtype=torch.long),
-            torch.ones(1, dtype=torch.long),
-        )
+        bucket = torch.zeros(1, dtype=torch.long)
+        sign = torch.ones(1, dtype=torch.long)
         if count != 1:
             bucket = torch.randint(size, (count,), generator=generator)
             sign = 2 * torch.randint(2, (count,), generator=generator) - 1
@@ -145,9 +141,9 @@ def scattered(
 
 
 MAX_FOURIER_NUMBERS = 2**22  # number of elements that are held in Fourier space at once
-# cost of one element of a Fourier transform, or of adding one element to a bucket, in
-# units of a multiplication
-SLOWER = 8
+# cost of adding one element to a bucket, or of one element of a Fourier transform, in
+# multiplications
+BUCKET_COST = 8
 
 
 @dataclass(frozen=True)
@@ -173,63 +169,56 @@ class Sketch:
                 where = self.table(block.name, block.values).at(block.places)
                 buckets = where.bucket[:, None].expand_as(block.values)
                 nothing = block.values.new_zeros(*block.gradients, self.size)
-                return nothing.scatter_add(
-                    2, buckets, block.values * where.sign[:, None]
-                )
+                signed = block.values * where.sign[:, None]
+                return nothing.scatter_add(2, buckets, signed)
             case Rows():
                 places = torch.arange(block.size, device=block.rows.device)
-                return scattered(
-                    block.rows, self.table(block.name, block.rows).at(places), self.size
-                )
+                where = self.table(block.name, block.rows).at(places)
+                return scattered(block.rows, where, self.size)
 
     def of_factors(self, block: Factored) -> Float[Tensor, "example out size"]:
         """Return the sketch of outer products, for a weight and its bias."""
-        inputs = block.inputs
-        outputs = block.outputs
         sketches = list[Tensor]()
         if block.bias is not None:
             sketches.append(self.of_view(block.of_bias(), block.bias))
         if block.weight is not None:
-            factors = self.table(block.weight.name, inputs).factors(block.weight)
-            together, apart = operations(inputs, outputs, self.size)
-            if factors is None or together <= apart:
-                sketches.append(
-                    self.of_view(block.of_weight().flatten(2), block.weight)
-                )
-            else:  # convolve the sketches of the factors, for some examples at a time
-                step = max(
-                    1,
-                    MAX_FOURIER_NUMBERS
-                    // (inputs.shape[1] * (1 + outputs.shape[1]) * self.size),
-                )
-                parts = []
-                for sides in zip(
-                    torch.split(inputs, step), torch.split(outputs, step), strict=True
-                ):
-                    pairs = zip(sides, factors, strict=True)
-                    one, other = (
-                        torch.fft.rfft(scattered(side, draw, self.size))
-                        for side, draw in pairs
-                    )
-                    parts.append(
-                        torch.fft.irfft(
-                            torch.einsum("nuf,ncuf->ncf", one, other), n=self.size
-                        )
-                    )
-                sketches.append(torch.cat(parts))
+            draws = self.table(block.weight.name, block.inputs).factors(block.weight)
+            together, apart = operations(block.inputs, block.outputs, self.size)
+            if draws is None or together <= apart:
+                gradients = block.of_weight().flatten(2)
+                sketches.append(self.of_view(gradients, block.weight))
+            else:
+                sketches.append(self.by_convolution(block, *draws))
         return sum(sketches[1:], start=sketches[0])
+
+    def by_convolution(
+        self, block: Factored, row: Draw, column: Draw
+    ) -> Float[Tensor, "example out size"]:
+        """Return F⁻¹ Σ_u F(sketch a_u) ∘ F(sketch β_u), for some examples at a time.
+        `row` and `column` are the buckets and signs of a and β."""
+        _, uses, _ = block.inputs.shape
+        out = block.outputs.shape[1]
+        step = max(1, MAX_FOURIER_NUMBERS // (uses * (1 + out) * self.size))
+        parts = []
+        for a, beta in zip(
+            torch.split(block.inputs, step),
+            torch.split(block.outputs, step),
+            strict=True,
+        ):
+            one = torch.fft.rfft(scattered(a, row, self.size))
+            other = torch.fft.rfft(scattered(beta, column, self.size))
+            product = torch.einsum("nuf,ncuf->ncf", one, other)
+            parts.append(torch.fft.irfft(product, n=self.size))
+        return torch.cat(parts)
 
     def of_view(
         self, gradients: Float[Tensor, "example out size"], view: View
     ) -> Float[Tensor, "example out size_"]:
-        """Return the sketch of gradients that are given in the element order
-        of a view."""
-        places = positions_in(
-            view, torch.arange(gradients.shape[2], device=gradients.device)
-        )
-        return scattered(
-            gradients, self.table(view.name, gradients).at(places), self.size
-        )
+        """Return the sketch of gradients in the element order of a view."""
+        elements = torch.arange(gradients.shape[2], device=gradients.device)
+        places = positions_in(view, elements)
+        where = self.table(view.name, gradients).at(places)
+        return scattered(gradients, where, self.size)
 
     def table(self, name: str, like: Tensor) -> SketchTable:
         """Return the buckets and signs of a parameter, drawn on first use."""
@@ -251,13 +240,12 @@ def operations(
     The first way forms the sum and adds its elements to buckets. The second way adds
     the elements of both factors of each use to buckets, and convolves the buckets by
     FFT."""
-    (_, uses, count) = inputs.shape
-    (_, out, _, features) = outputs.shape
-    together = out * count * features * (uses + SLOWER)
-    apart = (
-        uses * SLOWER * (count + out * features + (1 + out) * size * log2(size + 1))
-        + out * uses * size
-    )
+    _, uses, count = inputs.shape
+    _, out, _, features = outputs.shape
+    together = out * count * features * (uses + BUCKET_COST)
+    fourier = (1 + out) * size * log2(size + 1)
+    buckets = count + out * features + fourier
+    apart = uses * BUCKET_COST * buckets + out * uses * size
     return together, apart
 
 

@@ -98,13 +98,7 @@ def fill(
         if engine is None:
             counts = fill_tiles(kernel, matrix, remaining)
         else:
-            job = TileJob(
-                str(path.absolute()),
-                kernel.experiment.fields(),
-                trust,
-                type(kernel),
-                kernel.options,
-            )
+            job = tile_job(kernel, path, trust)
             counts = fill_by_jobs(engine, job, matrix, remaining, seconds, progress)
         try:
             with closing(counts):
@@ -112,9 +106,8 @@ def fill(
                     progress.step(tiles - len(remaining) + count)
         finally:
             progress.stop()
-        drop_half_written(
-            path.rglob("*")
-        )  # processes that were killed may have left temporary files
+        # processes that were killed may have left temporary files
+        drop_half_written(path.rglob("*"))
         if kernel.remark:
             progress.say(kernel.remark)
     return matrix
@@ -126,7 +119,7 @@ def locked(path: Path) -> Iterator[None]:
     Raise if another process holds the lock."""
     if not path.name:
         raise NoPlace(
-            f"{path} is an existing folder, and no kernel file; choose another place"
+            f"{path} is an existing folder, not a kernel file; choose another place"
         )
     lock = path.with_name(f".{path.name}.lock")
     try:
@@ -166,14 +159,7 @@ def open_or_begin(path: Path, kernel: AbstractKernel, force: bool) -> KernelMatr
             open_matrix(path)
         refuse_foreign_files(path)
     layout = layout_of(kernel)
-    tiling = layout.tiling
-    pairs = tiling.train * (tiling.points - tiling.train / 2)
-    sizes = f"data.train={tiling.train}, {tiling.points} points in all"
-    refuse_years(
-        pairs * kernel.seconds, sizes, kernel.experiment.device, "them, or model.depth"
-    )
-    remedy = "lower data.train, data.query or data.test"
-    require_disk(path.parent, layout.bytes, "tiles of this kernel", remedy)
+    refuse_too_large(kernel, layout, path.parent)
     facts = {
         "identity": kernel.identity,
         "description": to_text(kernel.description),
@@ -188,6 +174,18 @@ def open_or_begin(path: Path, kernel: AbstractKernel, force: bool) -> KernelMatr
         path, layout, facts, {name: column.numpy() for name, column in columns.items()}
     )
     return open_matrix(path)
+
+
+def refuse_too_large(kernel: AbstractKernel, layout: Layout, folder: Path) -> None:
+    """Raise if the computation would take years, or if the file does not fit on the
+    disk."""
+    tiling = layout.tiling
+    pairs = tiling.train * (tiling.points - tiling.train / 2)
+    sizes = f"data.train={tiling.train}, {tiling.points} points in all"
+    device = kernel.experiment.device
+    refuse_years(pairs * kernel.seconds_per_pair, sizes, device, "them, or model.depth")
+    remedy = "lower data.train, data.query or data.test"
+    require_disk(folder, layout.bytes, "tiles of this kernel", remedy)
 
 
 def first_difference(matrix: KernelMatrix, kernel: AbstractKernel) -> str:
@@ -210,7 +208,7 @@ def layout_of(kernel: AbstractKernel) -> Layout:
     """Return the names and shapes of the arrays of a new file."""
     points = len(kernel.inputs)
     train = len(kernel.data.train.inputs)
-    tiling = Tiling(points, train, side_for(train, kernel.seconds))
+    tiling = Tiling(points, train, side_for(train, kernel.seconds_per_pair))
     return Layout(kernel.names, tiling, kernel.outputs, kernel.experiment.dtype)
 
 
@@ -318,7 +316,9 @@ class TileJob(AbstractJob):
     The number of threads of linear algebra comes from the experiment, so that results
     are identical to the last bit on every worker."""
 
-    advice = "computed by a single worker on this machine, it says where"
+    advice = (
+        "compute the file with a single worker on this machine to see where it fails"
+    )
 
     file: str
     fields: dict[str, Any]
@@ -353,6 +353,12 @@ class TileJob(AbstractJob):
         experiment = build(self.fields, admit(self.trust))
         fix_circumstances(experiment, experiment.threads or 1)
         return self.kind(experiment, experiment.draw(), threads, **self.options)
+
+
+def tile_job(kernel: AbstractKernel, path: Path, trust: tuple[str, ...]) -> TileJob:
+    """Return a job without tiles for the file of a kernel."""
+    fields = kernel.experiment.fields()
+    return TileJob(str(path.absolute()), fields, trust, type(kernel), kernel.options)
 
 
 def fill_by_jobs(
@@ -454,7 +460,6 @@ class RemainingWork:
 
     @property
     def seconds_per_tile(self) -> float:
-        """The core seconds for one tile."""
         return self.seconds / max(1, self.tiles)
 
     def elapsed(self, workers: int) -> float:
@@ -501,7 +506,7 @@ def estimate(kernel: AbstractKernel, path: Path, force: bool = False) -> Remaini
         existing.unmarked(layout.tiling.todo) if existing else layout.tiling.todo
     )
     pairs = sum(layout.tiling.pairs(*tile) for tile in remaining)
-    seconds_per_pair = kernel.seconds
+    seconds_per_pair = kernel.seconds_per_pair
     if seconds_per_pair * pairs >= LITTLE_WORK_SECONDS / 10:
         seconds_per_pair = max(seconds_per_pair, time_pair(kernel))
     return RemainingWork(len(remaining), pairs, pairs * seconds_per_pair, layout.bytes)

@@ -94,7 +94,7 @@ class AbstractKernel(ABC):
 
     @property
     @abstractmethod
-    def seconds(self) -> float:
+    def seconds_per_pair(self) -> float:
         """A lower estimate of the core seconds per pair of points,
         computed from shapes only."""
 
@@ -209,7 +209,7 @@ class InfiniteKernel(AbstractKernel):
         return True
 
     @property
-    def seconds(self) -> float:
+    def seconds_per_pair(self) -> float:
         return self.network.work * SECONDS_PER_PIXEL_PAIR_AND_LAYER
 
     def blocks(self, left: Tensor, right: Tensor | None = None) -> Blocks:
@@ -321,7 +321,7 @@ class EmpiricalKernel(AbstractKernel):
         return False
 
     @property
-    def seconds(self) -> float:
+    def seconds_per_pair(self) -> float:
         modules, _ = self.networks
         weights = sum(
             weight.numel() for module in modules for weight in module.parameters()

@@ -335,8 +335,8 @@ class Conv(AbstractAffine):
             )
         if self.valid and (self.circular or any(window > n for window, n in sizes)):
             raise Mistake(
-                f"a valid window {list(windows)} lies within an image, not around "
-                f"{list(shape[1:])} pixels; choose a smaller window, or one of circular and valid"
+                f"a valid window {list(windows)} must fit into {list(shape[1:])} pixels, without "
+                "circular; choose a smaller window, or one of circular and valid"
             )
         return (self.features, *(len(one.members) for one in self.samples(shape)))
 
@@ -348,7 +348,8 @@ class Conv(AbstractAffine):
         )
         if len(window) != len(shape) - 1 or any(w % 2 == 0 for w in window):
             raise Mistake(
-                f"Conv: window={list(window)} must be odd, one for each axis of {list(shape[1:])}"
+                f"Conv: window={list(window)} must have one odd number for each axis of "
+                f"{list(shape[1:])}"
             )
         return window
 
@@ -415,7 +416,7 @@ class AbstractTapped(AbstractAffine):
             numbers = (value,) * axes if isinstance(value, int) else value
             if len(numbers) != axes:
                 raise Mistake(
-                    f"{type(self).__name__}: {name}={list(value)} has not one number for each of "
+                    f"{type(self).__name__}: {name}={list(value)} must have one number for each of "
                     f"{axes} axes of pixels"
                 )
             options[name] = numbers

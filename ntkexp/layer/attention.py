@@ -21,7 +21,7 @@ from ntkexp.stream import normal
 
 class SelfAttention(AbstractLayer):
     """Self-attention: at each pixel p, a sum of values over all pixels r. The weights
-    are given by products of queries and keys.
+    A[p, r] are computed from products of queries and keys.
 
         f[p] = OV_std Σ_h W_h Σ_r A_h[p, r] V_h x[r] + b_std · b,    A_h = ζ(G_h)
 
@@ -95,7 +95,7 @@ class SelfAttention(AbstractLayer):
     def carry(self, signal: Signal) -> Signal:
         if not self.linear_scaling and self.attention == "softmax":
             raise Mistake(
-                "SelfAttention by softmax has no known limit of infinite width but with "
+                "SelfAttention with softmax has no known limit of infinite width unless "
                 "linear_scaling=true; choose that, or attention=identity, or method='monte_carlo'"
             )
         return signal.after_weights()

@@ -99,7 +99,7 @@ def scale(zero: bool) -> AfterValidator:
             raise Mistake(f"it takes a number {sign} 0, not {number:g}")
         if number > MAX_LAYER_SCALE:
             raise Mistake(
-                f"it takes a number ≤ {MAX_LAYER_SCALE:g}, whose square is one as well, "
+                f"it takes a number ≤ {MAX_LAYER_SCALE:g}, whose square cannot overflow, "
                 f"not {number:g}"
             )
         return value

@@ -79,20 +79,20 @@ def read_sequential(
         kind = type(leaf)
         if kind not in READERS:
             raise Mistake(
-                f"{place} is a {kind.__name__}, whose limit of infinite width is not known "
-                f"here{LIST_ADVICE}"
+                f"{place} is a {kind.__name__}, which has no known limit of infinite "
+                f"width{LIST_ADVICE}"
             )
         if leaf._forward_hooks or leaf._forward_pre_hooks:
             raise Mistake(
-                f"{place} has a hook, by which it may be another function than its "
+                f"{place} has a hook, so it may compute another function than "
                 f"{kind.__name__}{LIST_ADVICE}"
             )
         has_weights = any(True for _ in leaf.parameters())
         first = places.setdefault(id(leaf), place) if has_weights else place
         if first != place:
             raise Mistake(
-                f"{place} is {first} again: weights that are used twice have no limit known "
-                f"here{LIST_ADVICE}"
+                f"{place} is {first} again, but weights that are used twice have no known "
+                f"limit{LIST_ADVICE}"
             )
         try:
             leaf_layers = READERS[kind](leaf, shape, scales or Scales())
@@ -111,7 +111,7 @@ def leaves(module: nn.Sequential, place: str) -> Iterator[tuple[str, nn.Module]]
     of nested `nn.Sequential`s."""
     if module._forward_hooks or module._forward_pre_hooks:
         raise Mistake(
-            f"{place} has a hook, by which it may be another function{LIST_ADVICE}"
+            f"{place} has a hook, so it may compute another function{LIST_ADVICE}"
         )
     # `children()` would skip repeated modules
     for name, child in module._modules.items():
@@ -194,7 +194,6 @@ def read_convolution(
 
 
 def padding_of(module: nn.Conv1d | nn.Conv2d | nn.Conv3d) -> tuple[int, ...]:
-    """Return the padding of a convolution on each axis."""
     if not isinstance(module.padding, str):
         return tuple(module.padding)
     if module.padding != "same":
@@ -277,8 +276,8 @@ def read_flatten(
 ) -> list[AbstractLayer]:
     if module.start_dim != 1 or module.end_dim not in {-1, len(shape)}:
         raise Mistake(
-            f"Flatten({module.start_dim}, {module.end_dim}) is not supported, only that of all axes "
-            "of an example"
+            f"Flatten({module.start_dim}, {module.end_dim}) is not supported; flatten all axes of an "
+            "example"
         )
     return [Flatten()] if len(shape) > 1 else []
 

@@ -258,7 +258,7 @@ def refuse_unfit(x1: Tensor, x2: Tensor | None) -> None:
         if x.shape[1:] != x1.shape[1:] or x.dtype != x1.dtype:
             raise Mistake(
                 f"x1 has examples of shape {list(x1.shape[1:])} and {x1.dtype}, "
-                f"x2 of {list(x.shape[1:])} and {x.dtype}; they are of one kind"
+                f"x2 of {list(x.shape[1:])} and {x.dtype}; give both one shape and dtype"
             )
         refuse_numbers(name, x)
 

@@ -47,8 +47,7 @@ class Training:
     """Properties of a run's training, which kernel machines need to repeat it."""
 
     time: float  # Σ_s η_s, the sum of the step sizes
-    # w max ℓ″ for full-batch training, where w is the weight of an example in the
-    # objective; for a quadratic loss, this is w ℓ″
+    # w max ℓ″ of full-batch training, where w is the weight of an example in the objective
     weight: float
     # True if the loss is quadratic in the outputs, with its minimum at the targets
     is_quadratic: bool

@@ -15,7 +15,7 @@ is no agreement."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -142,58 +142,93 @@ def compare_on_split(
             machine.name,
             note="none of these points is attributed: raise path.attributed",
         )
-    # If the prediction is one of a measure g of the outputs, compare with g(f_0) and
-    # g(f_T), and multiply the rounding errors by the slope of g.
-    g = outcome.measure
-    start_of_all = matrices.start
-    end_of_all = matrices.end
-    norms = region.norms
-    if g is not None:
-        slopes = torch.maximum(g.slopes(matrices.start), g.slopes(matrices.end))
-        norms = norms * slopes[region.points]
-        start_of_all = g(matrices.start)
-        end_of_all = g(matrices.end)
-
-    # select the points and outputs that have a prediction
-    outputs = list(range(end_of_all.shape[1]))
-    if outcome.is_path_sum and g is matrices.measured:
-        outputs = list(matrices.integrated)
-    has_all_outputs = len(outputs) == end_of_all.shape[1]
-    start, end, predicted = (
-        f[region.points][attributed][:, outputs]
-        for f in (start_of_all, end_of_all, outcome.outputs)
-    )
-
-    error = predicted - end
+    compared = compared_values(outcome, region, matrices, attributed)
+    end = compared.end
+    error = compared.predicted - end
     missed = float(error.norm())
-    moved = float((end - start).norm())
+    moved = float((end - compared.start).norm())
     spread = float((end - end.mean(0)).square().sum())
-    # Σ‖terms‖, which determines the rounding error
-    size = float(norms[:, attributed].norm(dim=1).sum())
     agreement = None
-    if classifies and has_all_outputs and g is None:
+    if classifies and compared.outputs is None and outcome.measure is None:
         same_label = predicted_label(end + error) == predicted_label(end)
         agreement = float(same_label.double().mean())
 
-    remarks = [outcome.note]
-    if not attributed.all():
-        remarks.append(at_points(int(attributed.sum()), len(attributed)))
-    if not has_all_outputs:
-        plural = "s" if len(outputs) > 1 else ""
-        remarks.append(f"at output{plural} {', '.join(map(str, outputs))}")
-    note = "; ".join(filter(None, remarks))
-    if not moved:
-        note = "the network did not move here"
+    note = "the network did not move here"
+    if moved:
+        note = remarks_on(outcome, attributed, compared.outputs)
     return Result(
         split,
         machine.name,
         outcome.detail,
         relative_error=missed / moved if moved else None,
-        floor=rounding_floor(size, moved, torch.finfo(end.dtype).eps),
+        floor=rounding_floor(compared.size, moved, torch.finfo(end.dtype).eps),
         max_error=float(error.abs().max()),
         agreement=agreement,
         r2=1 - missed**2 / spread if spread else None,
         note=note,
+    )
+
+
+def remarks_on(
+    prediction: Prediction,
+    attributed: Bool[Tensor, " point"],
+    outputs: Sequence[int] | None,
+) -> str:
+    """Return the note of a prediction, with the points and outputs that it has if it
+    does not have all."""
+    remarks = [prediction.note]
+    if not attributed.all():
+        remarks.append(at_points(int(attributed.sum()), len(attributed)))
+    if outputs is not None:
+        plural = "s" if len(outputs) > 1 else ""
+        remarks.append(f"at output{plural} {', '.join(map(str, outputs))}")
+    return "; ".join(filter(None, remarks))
+
+
+@dataclass(frozen=True)
+class ComparedValues:
+    """f_0, f_T and f̂, or their measures, at the compared points and outputs."""
+
+    start: Float[Tensor, "point out"]
+    end: Float[Tensor, "point out"]
+    predicted: Float[Tensor, "point out"]
+    size: float  # Σ‖terms‖, which determines the rounding error
+    outputs: Sequence[int] | None  # the compared outputs, or None for all
+
+
+def compared_values(
+    outcome: Prediction,
+    region: Region,
+    matrices: RunMatrices,
+    attributed: Bool[Tensor, " point"],
+) -> ComparedValues:
+    """Return the values at the points and outputs that have a prediction.
+
+    If the prediction is one of a measure g of the outputs, return g(f_0) and g(f_T), and
+    multiply the rounding errors by the slope of g."""
+    g = outcome.measure
+    start = matrices.start
+    end = matrices.end
+    norms = region.norms
+    if g is not None:
+        slopes = torch.maximum(g.slopes(start), g.slopes(end))
+        norms = norms * slopes[region.points]
+        start = g(start)
+        end = g(end)
+    outputs = list(range(end.shape[1]))
+    if outcome.is_path_sum and g is matrices.measured:
+        outputs = list(matrices.integrated)
+    has_all_outputs = len(outputs) == end.shape[1]
+
+    def selected(values: Float[Tensor, "query out"]) -> Float[Tensor, "_ _"]:
+        return values[region.points][attributed][:, outputs]
+
+    return ComparedValues(
+        start=selected(start),
+        end=selected(end),
+        predicted=selected(outcome.outputs),
+        size=float(norms[:, attributed].norm(dim=1).sum()),
+        outputs=None if has_all_outputs else outputs,
     )
 
 

@@ -135,14 +135,12 @@ class Nonlinear(AbstractMachine):
     def predict(self, matrices: RunMatrices) -> Prediction:
         if matrices.measured is not None:
             raise DoesNotApply(
-                f"the path is that of the {matrices.measured.name}: needs path.measure=output"
+                f"the path explains the {matrices.measured.name}: needs path.measure=output"
             )
         if len(matrices.integrated) < matrices.start.shape[1]:
-            raise DoesNotApply(
-                "its non-linearity is of all outputs: needs path.outputs=all"
-            )
+            raise DoesNotApply("its measure needs all outputs: needs path.outputs=all")
         if matrices.measure is None:
-            raise DoesNotApply("the targets of the measure are not known here")
+            raise DoesNotApply("the targets of the measure are unknown")
         try:
             g = matrices.measure(self.measure)
         except Mistake as mistake:
@@ -206,7 +204,7 @@ class KernelRegression(AbstractMachine):
         refuse_none(matrices.path.kernel)
         if matrices.measured is not None:
             raise DoesNotApply(
-                f"the path kernel is that of the {matrices.measured.name}: needs path.measure=output"
+                f"the path kernel explains the {matrices.measured.name}: needs path.measure=output"
             )
         if matrices.read.start:
             raise DoesNotApply(
@@ -383,7 +381,7 @@ class NNGP(AbstractMachine):
     def predict(self, matrices: RunMatrices) -> Prediction:
         prior = matrices.limit_kernels.start
         if not matrices.training.is_quadratic:
-            raise DoesNotApply("its posterior is that of squared loss")
+            raise DoesNotApply("its posterior assumes the squared loss")
         try:
             posterior = condition(Kernels(prior[: matrices.train], prior))
         except Mistake as mistake:
@@ -426,7 +424,7 @@ class RBFIdentity(AbstractMachine):
             kernel = gaussian_kernel(points[some], train, width)
             if (kernel == 0).any():
                 raise DoesNotApply(
-                    "the Gaussian kernel vanishes between distant points, so nothing can be divided by it"
+                    "the Gaussian kernel is 0 between distant points, and cannot be divided by"
                 )
             return kernel
 
@@ -443,7 +441,7 @@ class RandomIdentity(AbstractMachine):
         kernel = random_kernel(matrices)
         if (kernel == 0).any():
             raise DoesNotApply(
-                "the random kernel vanishes between two points, so nothing can be divided by it"
+                "the random kernel is 0 between two points, and cannot be divided by"
             )
         return divide_and_multiply(
             matrices, kernel[matrices.read].__getitem__, f"rank {len(kernel)}"

@@ -29,7 +29,7 @@ from tests.kernel.problems import DENSE, KINDS, known, problem, routed
 
 SHAPES = [(1, 8, 8, 1), (2, 8, 8, 1), (2, 3, 4, 2), (6, 2, 2, 3), (30, 2, 2, 1), (4, 20, 1, 2)]
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*plain Jacobians")
+pytestmark = pytest.mark.filterwarnings("ignore:.*example by example")
 
 
 def factored(

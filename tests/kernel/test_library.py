@@ -290,7 +290,7 @@ MODULES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("kind", MODULES)
-@pytest.mark.filterwarnings("ignore:.*plain Jacobians")
+@pytest.mark.filterwarnings("ignore:.*example by example")
 def test_modules_without_a_kernel_are_refused(kind: str) -> None:
     with refused():
         tangent_kernel(MODULES[kind], X)

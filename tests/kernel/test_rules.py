@@ -218,12 +218,12 @@ def test_in_single_precision_a_step_closes_to_its_rounding(name: str) -> None:
 
 
 def test_a_rule_that_fails_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tangent is then read from plain Jacobians, with a warning."""
+    """The tangent is then computed example by example, with a warning."""
     problem = problem_of(SAMPLES["tanh"])
     monkeypatch.setitem(RULES, "tanh", lambda call: call.delta(call.args[0]) @ torch.ones(7))
     with refused(r"the difference rule of aten\.tanh\.default fails here: .*7", kind=NoRule):
         problem.secant(0.3)
-    with pytest.warns(UserWarning, match=r"aten\.tanh.*plain Jacobians"):
+    with pytest.warns(UserWarning, match=r"aten\.tanh.*example by example"):
         found = tangent_kernel(problem.module, problem.x)
     agree(found, oracle.tangent(problem.module, problem.x, problem.x), 100 * EPS)
 
@@ -244,7 +244,7 @@ def along(function: Callable[..., Tensor], start: Weights, end: Weights) -> tupl
 def test_a_weight_that_only_a_comparison_uses_is_refused(function: Callable[..., Tensor]) -> None:
     """It reaches the outputs where the comparison changes, and nowhere at a point."""
     start = {"w": torch.full((4, 6), 0.1).double(), "v": torch.full((6,), 0.1).double()}
-    with refused("through a comparison alone", kind=NoRule):
+    with refused("only through a comparison", kind=NoRule):
         along(function, start, {name: -9.0 * weight for name, weight in start.items()})
 
 

@@ -100,7 +100,7 @@ def test_a_row_of_padding_that_a_tied_readout_moves_is_reported(caplog: pytest.L
     warn_of_padding.cache_clear()
     for queries, reported in ((others, False), (padded, True)):
         assert secant_kernel(net, start, end, queries, others).isfinite().all()
-        assert ("row of padding" in caplog.text) == reported
+        assert ("padding row" in caplog.text) == reported
 
 
 # A secant that does not close to a multiple of the rounding of f is refused.

@@ -115,7 +115,7 @@ def holds(error: Tensor, seed: int) -> bool:
 # The sketched kernel as users call it.
 
 
-@pytest.mark.filterwarnings("ignore:.*plain Jacobians")  # test_rules.py expects them
+@pytest.mark.filterwarnings("ignore:.*example by example")  # test_rules.py expects them
 @pytest.mark.parametrize("name", ["two heads", "convolution", "tied embedding", "encoder, norm before", "entropy"])
 def test_the_kernel_lies_within_its_bar(name: str) -> None:
     network = known(name)
@@ -194,7 +194,7 @@ def with_rows(count: int) -> Jacobian:
 def test_a_few_texts_are_cheaper_exactly(some: Jacobian, examples: int, remarked: bool) -> None:
     remark = sketched.remark(some, examples, 0, size=1024)
     assert (remark is not None) == remarked
-    assert remark is None or remark.startswith("the exact kernel of these 32 examples takes less")
+    assert remark is None or remark.startswith("the exact kernel of these 32 examples takes fewer")
 
 
 def test_layers_of_one_use_are_counted_by_their_factors() -> None:

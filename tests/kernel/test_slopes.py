@@ -245,7 +245,7 @@ def test_without_casts_a_kernel_is_that_of_double_precision() -> None:
     """Casts that are kept cost rounding to single precision."""
     given = cast()
     expected = oracle.tangent(cast(False).module, given.x, given.x)
-    with pytest.warns(UserWarning, match=r"without its casts.*moves its outputs by \de-0[6789]"):
+    with pytest.warns(UserWarning, match=r"without its casts.*changes its outputs by \de-0[6789]"):
         agree(tangent_kernel(given.module, given.x, casts="ignore"), expected, 100 * DOUBLE)
     with pytest.warns(UserWarning, match=r"the error of a kernel is 1e-07 .*casts=ignore"):
         kept = tangent_kernel(given.module, given.x)
@@ -334,7 +334,7 @@ def batches(name: str) -> tuple[nn.Module, Tensor, Tensor]:
 
 
 @pytest.mark.sample(5)
-@pytest.mark.filterwarnings("ignore:.*plain Jacobians")
+@pytest.mark.filterwarnings("ignore:.*example by example")
 @pytest.mark.parametrize("name", NAMES)
 def test_the_tangent_kernel_of_a_batch_is_its_own_whatever_was_read_before(name: str) -> None:
     module, a, b = batches(name)

@@ -24,7 +24,7 @@ from tests.kernel.problems import DENSE, KINDS, READ, Known, known, problem
 
 ROUNDING = 100 * EPS  # sums of about a hundred products, relative to the largest entry
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*plain Jacobians")
+pytestmark = pytest.mark.filterwarnings("ignore:.*example by example")
 
 
 def diagonal(kernel: Tensor) -> Tensor:

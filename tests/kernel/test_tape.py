@@ -32,7 +32,7 @@ def test_a_tape_holds_the_outputs_and_has_one_structure_at_all_weights(name: str
     expected = network.given.module(network.given.x).detach().reshape(len(network.given.x), -1)
     agree(network.tape.outputs, expected, 100 * EPS)  # attention runs by other kernels
     assert step.start.structure == step.end.structure
-    assert step.start.program == step.end.program
+    assert step.start.program_digest == step.end.program_digest
     assert not any(entry.op._schema.is_mutable for entry in network.tape.entries)
 
 
@@ -200,7 +200,7 @@ def test_a_program_keeps_the_last_operation_of_several_that_give_the_same() -> N
     pruned = tape.pruned()
     before, after = ({entry.name for entry in each.entries} for each in (tape, pruned))
     assert before - after >= {"index_copy", "index_select"}
-    made = [slot for entry in pruned.entries for slot in entry.written_slots]
+    made = [slot for entry in pruned.entries for slot in entry.new_slots]
     assert len(made) == len(set(made))
 
 
@@ -352,7 +352,7 @@ def test_outputs_that_cannot_be_read_are_refused(form: str, output: str | int | 
 @pytest.mark.parametrize(
     ("inputs", "words"),
     [
-        ((TOKENS, MASK[:3]), (r"\[4, 3\], \[3, 3\]", "same examples")),
+        ((TOKENS, MASK[:3]), (r"\[4, 3\], \[3, 3\]", "one length, the number of examples")),
         ({"tokens": TOKENS, "mask": torch.tensor(1.0)}, (r"\[4, 3\], \[\]",)),
         ((1, 2), ("hold no tensor",)),
         ("text", ("the inputs are a str", "dict of keyword arguments$")),

@@ -106,7 +106,7 @@ class Products(AbstractKernel):
         return True
 
     @property
-    def seconds(self) -> float:
+    def seconds_per_pair(self) -> float:
         return self.each
 
     def blocks(self, left: Tensor, right: Tensor | None = None) -> Mapping[str, Tensor]:

@@ -137,7 +137,7 @@ class Counted(Products):
             Elsewhere,
             r"holds another kernel than this worker computes: .* other data or another version$",
         ),
-        (Faulty, r"ZeroDivisionError: .*; computed by a single worker on this machine, it says"),
+        (Faulty, r"ZeroDivisionError: .*; compute the file with a single worker on this machine"),
     ],
 )
 def test_a_worker_that_cannot_go_on_says_why_and_writes_nothing(

@@ -360,7 +360,7 @@ class Cubed(AbstractPointwise):
         ([CONV, FLATTEN, {"layer": "GlobalAvgPool"}, DENSE], IMAGES, r"was given \[64\]; leave it out"),
         ([CONV, RELU, DENSE], IMAGES, "put a Flatten before it"),
         ([CONV, RELU], IMAGES, r"the layers end in \[4, 4, 4\], an image; end them with Flatten or GlobalAvgPool"),
-        ([CONV | {"window": 2}, FLATTEN], IMAGES, "must be odd"),
+        ([CONV | {"window": 2}, FLATTEN], IMAGES, "must have one odd number"),
         ([CONV, {"layer": "AvgPool", "window": 5}, FLATTEN], IMAGES, "pooling window of 5 does not fit into"),
         ([CONV, {"layer": "MaxPool"}, FLATTEN], IMAGES, "MaxPool has no known limit"),
         ([DENSE, {"layer": "LayerNorm", "affine": True}], VECTORS, "a layer norm whose gain is trained"),

@@ -188,7 +188,7 @@ IMAGE = (2, 6, 6)
         (nn.Sequential(nn.ConvTranspose1d(2, 4, 3)), IMAGE, "1 axes of pixels"),
         (nn.Sequential(nn.ConvTranspose2d(2, 4, 3, padding=9)), IMAGE, r"padding=.* leave no pixel of \[6, 6\]"),
         (nn.Sequential(nn.ConvTranspose2d(2, 4, 3, output_padding=1)), IMAGE, "output_padding=.* must be less than"),
-        (nn.Sequential(nn.Conv2d(2, 3, 7)), IMAGE, r"a valid window \[7, 7\] lies within an image"),
+        (nn.Sequential(nn.Conv2d(2, 3, 7)), IMAGE, r"a valid window \[7, 7\] must fit into \[6, 6\] pixels"),
         (nn.Sequential(nn.AvgPool2d(3, 2)), IMAGE, "windows that overlap"),
         (nn.Sequential(nn.Conv2d(2, 3, 3), nn.Flatten(2)), IMAGE, r"Flatten\(2, -1\)"),
         (nn.Sequential(nn.Conv2d(2, 3, 3)), IMAGE, "end them with Flatten"),

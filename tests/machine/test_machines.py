@@ -236,7 +236,7 @@ FAR = torch.cat([regular().inputs[:-1], regular().inputs[-1:] + 1e6])
 TWO_FEATURES = singular().kernel_start[:, 0, :, 0]
 REFUSED: dict[str, tuple[AbstractMachine, RunMatrices]] = {
     "path.queries": (KernelRegression(), along(regular(), kernel=torch.full_like(regular().path.kernel, torch.nan))),
-    "vanishes": (RBFIdentity(), replace(regular(), inputs=FAR)),
+    "is 0 between distant points": (RBFIdentity(), replace(regular(), inputs=FAR)),
     "add left to path.rule": (Left(), regular()),
     "made by hand": (FrozenLimit(), usual()),
     "made by hand ": (NNGP(), usual()),

@@ -148,7 +148,7 @@ def select_outputs(
 # gradients of all uses are multiplied out and added.
 
 
-BY_COMPARISON = "a value reaches the outputs through a comparison alone, which changes between the ends of a step"
+BY_COMPARISON = "a value affects the outputs only through a comparison, which changes between the ends of a step"
 NO_BUFFERS: Weights = {}
 
 ProductKey: TypeAlias = tuple[Source | None, Source | None]
@@ -399,7 +399,6 @@ def example_axis(owner: Owner, examples: int, among: Sequence[int]) -> int | Non
 def factored(
     use: Product, cotangent: Cotangent, owner: Owner, examples: int
 ) -> Factored:
-    """Return the gradients of a product, as factors."""
     inputs, outputs = factors(use, cotangent, owner, examples)
     weight = use.weight if isinstance(use.weight, View) else None
     bias = use.bias if isinstance(use.bias, View) else None

@@ -156,38 +156,13 @@ class Factored:
         if view is None or view.name != name:
             return
         count, features = view.shape
+        inputs = self.inputs[:, None]
         if view.stride == (1, count):
-            major = self.outputs
-            minor = self.inputs[:, None]
+            add_lines(rows, self.outputs, inputs, view.offset, elements)
         elif view.stride == (features, 1):
-            major = self.inputs[:, None]
-            minor = self.outputs
+            add_lines(rows, inputs, self.outputs, view.offset, elements)
         else:
             add_rows(rows, to_parameter(self.of_weight().flatten(2), view), elements)
-            return
-
-        # The gradient is a matrix whose line i is major[i] · minor. Compute only the
-        # lines that overlap with `elements`.
-        width = minor.shape[3]
-        first = max(elements.start - view.offset, 0)
-        last = min(elements.stop - view.offset, count * features)
-        if first >= last:
-            return
-        lines = slice(first // width, -(-last // width))
-        start = first + view.offset - elements.start
-        target = rows.flatten(0, 1)[:, start : start + last - first]
-        left = major[..., lines].mT
-
-        # if all lines are complete, add in place: rows ← rows + Σ_u a_u ⊗ β_u
-        if first % width == 0 and last % width == 0:
-            left = left.expand(*rows.shape[:2], *left.shape[2:])
-            minor = minor.expand(*rows.shape[:2], *minor.shape[2:])
-            matrices = target.view(len(target), -1, width)
-            matrices.baddbmm_(left.flatten(0, 1), minor.flatten(0, 1))
-        else:
-            products = (left @ minor).flatten(2)
-            skipped = first - lines.start * width
-            target += products[:, :, skipped : skipped + last - first].flatten(0, 1)
 
     def applied(self, weights: Weights) -> Outputs:
         """Return J v for a vector v in the shape of the weights."""
@@ -410,6 +385,38 @@ def add_rows(
     contain have zero gradient."""
     chunk = gradients[:, :, elements.start : elements.stop]
     rows[:, :, : chunk.shape[2]] += chunk
+
+
+def add_lines(
+    rows: Gradients,
+    major: Float[Tensor, "example _ use line"],
+    minor: Float[Tensor, "example _ use width"],
+    offset: int,
+    elements: range,
+) -> None:
+    """Add some elements of Σ_u major_u ⊗ minor_u to `rows`. Line i of this matrix is
+    Σ_u major_u[i] minor_u, and its first element has the index `offset` in the
+    parameter. Compute only the lines that overlap with `elements`."""
+    width = minor.shape[3]
+    first = max(elements.start - offset, 0)
+    last = min(elements.stop - offset, major.shape[3] * width)
+    if first >= last:
+        return
+    lines = slice(first // width, -(-last // width))
+    start = first + offset - elements.start
+    target = rows.flatten(0, 1)[:, start : start + last - first]
+    left = major[..., lines].mT
+
+    # if all lines are complete, add in place
+    if first % width == 0 and last % width == 0:
+        left = left.expand(*rows.shape[:2], *left.shape[2:])
+        minor = minor.expand(*rows.shape[:2], *minor.shape[2:])
+        matrices = target.view(len(target), -1, width)
+        matrices.baddbmm_(left.flatten(0, 1), minor.flatten(0, 1))
+    else:
+        products = (left @ minor).flatten(2)
+        skipped = first - lines.start * width
+        target += products[:, :, skipped : skipped + last - first].flatten(0, 1)
 
 
 def only_or_sum(values: Float[Tensor, "..."], axis: int) -> Float[Tensor, "..."]:

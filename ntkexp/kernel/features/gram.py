@@ -159,29 +159,24 @@ def arrange_products(left: Jacobian, right: Jacobian) -> ProductPlan:
             len(left_blocks) == len(right_blocks) == 1
             and one.gradients[0] == left.examples
         )
-        if (
-            isinstance(one, Factored)
-            and isinstance(other, Factored)
-            and size is not None
-        ):
-            if size.method != "multiplied out":
-                if not single:
-                    plan.several_blocks.append(key)
-                elif size.method == "one product":
-                    plan.single_uses.append((one, other))
-                else:
-                    plan.several_uses.append((one, other))
-                finished |= one.extents.keys()
-                continue
-            # number of rows of the larger Jacobian, if its gradients are multiplied out
-            rows = max(size.query * size.out, size.train * size.out_)
-            row_bytes = size.inputs * size.features * one.numbers.element_size()
-            single = single and rows * row_bytes <= MAX_ROWS_BYTES
-        if single and not isinstance(one, Copies) and not isinstance(other, Copies):
+        if size is not None and size.method != "multiplied out":
+            assert isinstance(one, Factored)
+            assert isinstance(other, Factored)
+            if not single:
+                plan.several_blocks.append(key)
+            elif size.method == "one product":
+                plan.single_uses.append((one, other))
+            else:
+                plan.several_uses.append((one, other))
+            finished |= one.extents.keys()
+            continue
+        element_bytes = one.numbers.element_size()
+        fits = size is None or size.row_numbers * element_bytes <= MAX_ROWS_BYTES
+        if isinstance(one, Copies) or isinstance(other, Copies):
+            continue
+        if single and fits:
             pieces = one.pieces()
-            pieces_ = pieces
-            if other is not one:
-                pieces_ = other.pieces()
+            pieces_ = pieces if other is one else other.pieces()
             plan.columns.extend(zip(pieces, pieces_, strict=True))
             finished |= one.extents.keys()
 
@@ -299,11 +294,14 @@ class Sizes:
         and for their inner products."""
         left = self.query * self.out
         right = self.train * self.out_
-        return (
-            (left * self.uses + right * self.uses_ + left * right)
-            * self.inputs
-            * self.features
-        )
+        products = left * self.uses + right * self.uses_ + left * right
+        return products * self.inputs * self.features
+
+    @property
+    def row_numbers(self) -> int:
+        """The number of elements of the larger Jacobian, multiplied out."""
+        rows = max(self.query * self.out, self.train * self.out_)
+        return rows * self.inputs * self.features
 
     @property
     def method(self) -> str:
@@ -324,18 +322,10 @@ class Sizes:
     def numbers(self) -> int:
         """The number of elements of all intermediate results of the cheaper way."""
         if self.method == "multiplied out":
-            return (
-                (self.query * self.out + self.train * self.out_)
-                * self.inputs
-                * self.features
-            )
-        return (
-            self.query
-            * self.uses
-            * self.train
-            * self.uses_
-            * (1 + self.out * self.out_)
-        )
+            rows = self.query * self.out + self.train * self.out_
+            return rows * self.inputs * self.features
+        pairs = self.query * self.uses * self.train * self.uses_
+        return pairs * (1 + self.out * self.out_)
 
 
 def sizes(left: Factored, right: Factored) -> Sizes:

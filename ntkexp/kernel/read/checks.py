@@ -55,8 +55,7 @@ from ntkexp.stream import normal, stream
 
 UNFAITHFUL = (
     "the module's gradients are not the derivatives of its values (look for detach, a "
-    "straight-through estimator or an autograd.Function), so what a secant explains is not what "
-    "trains it"
+    "straight-through estimator or an autograd.Function), so secants do not explain its training"
 )
 
 
@@ -113,7 +112,7 @@ class Checks:
             if other.digest == owned.digest:
                 owned = other
                 break
-        self.check_cache.structures.put(tape.form, owned)
+        self.check_cache.structures.put(tape.structure_digest, owned)
         return self.check_cache.owners.put(cache_key, owned)
 
     def faithful_owners(self, tape: Tape) -> Owners:
@@ -139,29 +138,22 @@ class Checks:
 
         If routing values have changed, first try the owners of an earlier tape.
         These owners are valid if `owners_hold` is True."""
-        differentiable = tape[tape.output].requires_grad and not tape.overwrites
+        if not tape[tape.output].requires_grad or tape.overwrites:
+            return self.owners(tape), None
+
+        def uses_with(owned: Owners) -> list[Use] | None:
+            return plain_uses(Trained(tape, self.trained, owned.constants))
+
         owned: Owners | None = None
-        uses: list[Use] | None = None
-        if (
-            differentiable
-            and self.cache_key(tape) not in self.check_cache.owners.entries
-        ):
-            owned = self.check_cache.structures.entries.get(tape.form)
-            if owned is not None:
-                uses = plain_uses(Trained(tape, self.trained, owned.constants))
-            if (
-                owned is None
-                or uses is None
-                or not owners_hold(tape[tape.output], uses, owned, tape.eps)
-            ):
-                owned = None
-            else:
-                self.refuse_dependence(tape)
-        if owned is None:
+        if self.cache_key(tape) not in self.check_cache.owners.entries:
+            owned = self.check_cache.structures.entries.get(tape.structure_digest)
+        uses = None if owned is None else uses_with(owned)
+        output = tape[tape.output]
+        if owned and uses and owners_hold(output, uses, owned, tape.eps):
+            self.refuse_dependence(tape)
+        else:
             owned = self.owners(tape)
-            uses = None
-            if differentiable:
-                uses = plain_uses(Trained(tape, self.trained, owned.constants))
+            uses = uses_with(owned)
         if uses is None or not self.gradients_agree(tape, uses, owned):
             return owned, None
         return owned, uses
@@ -196,10 +188,17 @@ class Checks:
         In single precision, a value near a kink may fall on the other side of the kink
         when the module runs again. Large modules have many such values. So if rules and
         autograd disagree, repeat the test in double precision."""
-        weights = tape.recorded_weights
         agreed = self.rules_match_autograd(tape, owned)
-        if agreed or all(weight.dtype == torch.float64 for weight in weights.values()):
+        kinds = {weight.dtype for weight in tape.recorded_weights.values()}
+        if agreed or kinds <= {torch.float64}:
             return agreed
+        double_tape = self.in_double_precision(tape)
+        return double_tape is not None and self.rules_match_autograd(double_tape, owned)
+
+    def in_double_precision(self, tape: Tape) -> Tape | None:
+        """Record the function in double precision. Return None if it then fails, for
+        example because a buffer stays in single precision, or if it runs other
+        operations."""
 
         def doubled(value: Any) -> Any:
             if not isinstance(value, Tensor) or is_integer(value):
@@ -207,38 +206,28 @@ class Checks:
             return value.to(torch.complex128 if value.is_complex() else torch.float64)
 
         try:
-            both = tree_map(doubled, (weights, tape.given))
-            differentiable = tape[tape.output].requires_grad
-            double_tape = record(
+            recorded = record(
                 self.function,
-                *both,
-                differentiable=differentiable,
+                *tree_map(doubled, (tape.recorded_weights, tape.given)),
+                differentiable=tape[tape.output].requires_grad,
                 repeats_random=bool(tape.drawn),
                 whole_batch=tape.whole_batch,
             )
-        except (
-            RuntimeError,
-            Mistake,
-        ) as error:
-            # the module does not run in double precision, for example because one of
-            # its buffers stays in single precision
+        except (RuntimeError, Mistake) as error:
             if is_out_of_memory(error):
                 raise
-            return False
-        # Prune both tapes before they are compared. The tape of a compiled program
-        # lacks the operations that no output needs.
-        double_tape = double_tape.pruned()
-        if [entry.op for entry in double_tape.entries] != [
-            entry.op for entry in tape.pruned().entries
-        ]:
-            return False
-        return self.rules_match_autograd(double_tape, owned)
+            return None
+        # the tape of a compiled program lacks the operations that no output needs
+        double_tape = recorded.pruned()
+        operations = [entry.op for entry in tape.pruned().entries]
+        if [entry.op for entry in double_tape.entries] != operations:
+            return None
+        return double_tape
 
     def rules_match_autograd(self, tape: Tape, owned: Owners) -> bool:
         """Return True if a random vector-Jacobian product by the difference rules
         agrees with the same product by autograd. Raise NoRule if a value is nan."""
-        # comparing nan tells nothing about its cause, so first find the operation that
-        # made it
+        # name the operation that made the first nan
         if tape.outputs.isnan().any():
             has_nan = [
                 not is_integer(value) and bool(value.isnan().any())
@@ -250,13 +239,13 @@ class Checks:
                 if any(has_nan[slot] for slot in entry.results)
             )
             raise NoRule(
-                f"outputs of the module are not numbers, from {next(made, 'its inputs or weights')} on"
+                f"outputs of the module are nan, from {next(made, 'its inputs or weights')} on"
             )
         cotangent = random_cotangent(tape)
         gradients = self.by_autograd(tape, cotangent)
         if any(gradient.isnan().any() for gradient in gradients.values()):
             raise NoRule(
-                f"autograd's gradients are not numbers{self.nan_origin(tape, cotangent)}"
+                f"autograd's gradients are nan{self.nan_origin(tape, cotangent)}"
             )
         replay = Replay(tape, tape, self.trained, owned.constants)
         values = gradients_at(
@@ -264,7 +253,7 @@ class Checks:
         )
         if any(value.isnan().any() for value in values.values()):
             raise NoRule(
-                "the difference rules give no numbers, where something infinite cancels"
+                "the difference rules give nan, because infinite values cancel"
             )
         return agree(values, gradients, tape)
 
@@ -315,7 +304,7 @@ class Checks:
             self.check_cache.independent.put(tape.operations, True)
 
     def routes(self, tape: Tape) -> Routes:
-        return self.check_cache.routes.get(tape.form, lambda: routes(tape))
+        return self.check_cache.routes.get(tape.structure_digest, lambda: routes(tape))
 
     def cache_key(self, tape: Tape, *, masks: bool = False) -> tuple[bytes, bytes]:
         """Return a cache key: the structure of a tape, and a digest of some of its values.
@@ -331,7 +320,7 @@ class Checks:
             slots += tape.inputs
         if not self.fixed:
             slots += tape.constants
-        return tape.form, digest(tape[slot] for slot in slots)
+        return tape.structure_digest, digest(tape[slot] for slot in slots)
 
 
 def gradients_at(

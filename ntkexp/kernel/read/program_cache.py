@@ -228,8 +228,9 @@ class ProgramCache:
         record the function, and compile a program."""
         arguments = [value.detach() for value in (*weights.values(), *tensors(inputs))]
         key = (tuple(weights), input_signature(inputs))
-        if (found := self.tapes.run(key, arguments)) is not None:
-            return found
+        replayed = self.tapes.run(key, arguments)
+        if replayed is not None:
+            return replayed
         tape = record(function, weights, inputs, whole_batch=whole_batch).pruned()
         if key not in self.tapes.latest.entries:
             self.tapes.latest.put(key, compile_tape(tape))
@@ -247,22 +248,28 @@ class ProgramCache:
             return request.read(at_once=False)
         # a program returns rows, not copies
         request = replace(request, as_copies=False)
-        key = (start.program, start is end, mixtures.chosen, request.owned.digest)
-        if start.program != end.program:
+        key = (
+            start.program_digest,
+            start is end,
+            mixtures.chosen,
+            request.owned.digest,
+        )
+        if start.program_digest != end.program_digest:
             return request.read_at_once()
         if routed:
             known = key in self.requested_before.entries
             if not self.requested_before.put(key, known):
                 return request.read_at_once()
         arguments = request.arguments
-        if (found := self.jacobians.run(key, arguments)) is not None:
-            return found
+        jacobian = self.jacobians.run(key, arguments)
+        if jacobian is not None:
+            return jacobian
         if key in self.jacobians.latest.entries:
-            made = request.read_at_once()
+            jacobian = request.read_at_once()
         else:
-            made, cached = compile_jacobian(request, arguments)
+            jacobian, cached = compile_jacobian(request, arguments)
             self.jacobians.latest.put(key, cached)
-        return self.jacobians.compare(key, arguments, made)
+        return self.jacobians.compare(key, arguments, jacobian)
 
 
 def input_signature(inputs: Inputs) -> str:
@@ -276,13 +283,13 @@ def input_signature(inputs: Inputs) -> str:
     return repr(kind(inputs) if isinstance(inputs, Tensor) else tree_map(kind, inputs))
 
 
-def is_close(found: Tensor, expected: Tensor) -> bool:
+def is_close(result: Tensor, expected: Tensor) -> bool:
     """Return True if two tensors are equal up to rounding, relative to the largest
     element. If this element is not finite, training has diverged. Then return True.
     """
-    if found.shape != expected.shape or found.dtype != expected.dtype:
+    if result.shape != expected.shape or result.dtype != expected.dtype:
         return False
-    equal = same(found, expected)
+    equal = same(result, expected)
     if equal or is_integer(expected):
         return equal
     size = torch.zeros(())
@@ -291,7 +298,7 @@ def is_close(found: Tensor, expected: Tensor) -> bool:
     if not size.isfinite():
         return True
     tolerance = torch.finfo(expected.dtype).eps ** 0.75 * size
-    return bool(((found - expected).abs() <= tolerance).all())
+    return bool(((result - expected).abs() <= tolerance).all())
 
 
 def is_large(tape: Tape, outputs: int) -> bool:
@@ -307,14 +314,11 @@ def compile_tape(tape: Tape) -> CachedProgram[Tape] | None:
     ):
         return None
     cached = program(tape.entries, tape.values, argument_slots(tape), tape.made)
-    gone = {*argument_slots(tape), *tape.made}
-    nothing = tape.outputs.new_empty(0)
-    template = tape.refilled(
-        tuple(
-            nothing if Slot(k) in gone else value for k, value in enumerate(tape.values)
-        )
-    )
-    return CachedProgram(cached, template)
+    computed = {*argument_slots(tape), *tape.made}
+    values = list(tape.values)
+    for slot in computed:
+        values[slot] = tape.outputs.new_empty(0)
+    return CachedProgram(cached, tape.refilled(tuple(values)))
 
 
 def compile_jacobian(
@@ -355,18 +359,18 @@ def parts(made: Tape | Jacobian) -> list[Tensor]:
 
 
 def fill_template(
-    template: T, arguments: Sequence[Tensor], found: Sequence[Tensor]
+    template: T, arguments: Sequence[Tensor], results: Sequence[Tensor]
 ) -> T:
     """Return the template, a tape or a Jacobian, with these values."""
     if isinstance(template, Jacobian):
-        left = iter(found)
+        remaining = iter(results)
         blocks = tuple(
-            type(b)(**(vars(b) | {name: next(left) for name in arrays(b)}))
+            type(b)(**(vars(b) | {name: next(remaining) for name in arrays(b)}))
             for b in template.blocks
         )
         return replace(template, blocks=blocks)
     values = list(template.values)
     slots = (*template.weights, *template.inputs, *template.made)
-    for slot, value in zip(slots, (*arguments, *found), strict=True):
+    for slot, value in zip(slots, (*arguments, *results), strict=True):
         values[slot] = value
     return template.refilled(tuple(values))

@@ -300,7 +300,6 @@ class Reader:
     def by_program(
         self, start: Tape, end: Tape, mixtures: Mixtures, *, as_copies: bool = False
     ) -> Jacobian:
-        """Return the Jacobian by a compiled program (see `program_cache`)."""
         assert self.programs is not None
         request = Request(
             start, end, self.trained, self.owners(start), mixtures, as_copies

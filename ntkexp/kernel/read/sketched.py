@@ -33,7 +33,7 @@ from ntkexp.kernel.record.tape import (
 )
 from ntkexp.kernel.secant.call import NoRule
 from ntkexp.kernel.sketch import (
-    SLOWER,
+    BUCKET_COST,
     VECTORS,
     Sketch,
     error_bar,
@@ -107,15 +107,14 @@ def batches(reader: Reader, weights: Weights, inputs: Inputs) -> Batches:
     total = count_examples(detached)
     count = 1
     if total > UNMEASURED_EXAMPLES:
-        one = input_signature(tape_part(detached, slice(0, 1)))
-        bytes_each = reader.check_cache.sizes.get(
-            one,
-            lambda: (
-                reader.record(
-                    weights, tape_part(detached, slice(0, 2))
-                ).bytes_per_example
-            ),
-        )
+
+        def bytes_of_two() -> float:
+            return reader.record(
+                weights, tape_part(detached, slice(0, 2))
+            ).bytes_per_example
+
+        key = input_signature(tape_part(detached, slice(0, 1)))
+        bytes_each = reader.check_cache.sizes.get(key, bytes_of_two)
         if total * bytes_each > MAX_TAPE_BYTES:
             count = min(total // 2, -(-int(total * bytes_each) // BATCH_TAPE_BYTES))
     places = even_slices(total, count)
@@ -197,10 +196,8 @@ class BatchedJacobian:
                     raise
                 warn(error.remark, stacklevel=2)
                 jacobian = self.reader.one_by_one(tape, self.chosen)
-            if (
-                sum(other.nbytes for other in self.kept.values()) + jacobian.nbytes
-                <= MAX_JACOBIAN_BYTES
-            ):
+            held = sum(other.nbytes for other in self.kept.values())
+            if held + jacobian.nbytes <= MAX_JACOBIAN_BYTES:
                 self.kept[key] = jacobian
         return jacobian
 
@@ -261,9 +258,8 @@ def sketched_kernel(
     one = other if left is right else sketch_of(left, sketch)
     estimate = sketched_gram(one, other)
     vectors = random_vectors(other.shape[:2], seed, other)
-    missed = torch.einsum("qcnd,vnd->vqc", estimate, vectors) - products(
-        left, right, vectors, weights
-    )
+    estimated = torch.einsum("qcnd,vnd->vqc", estimate, vectors)  # K̂ V
+    missed = estimated - products(left, right, vectors, weights)
     return SketchedKernel(estimate, error_bar(missed))
 
 
@@ -286,25 +282,10 @@ def products(
     Otherwise multiply out the gradients, one chunk of the weights at a time, and use
     them for all vectors."""
     if all(has_few_uses(side.jacobian(side.places[0])) for side in (left, right)):
-        rows_of_vectors = []
-        for vector in vectors:
-            # J_rightᵀ v
-            gradient = {name: zeros(weight) for name, weight in weights.items()}
-            for place in right.places:
-                for name, part in (
-                    right.jacobian(place).weighted(vector[place]).total(weights).items()
-                ):
-                    gradient[name].add_(part)
-            rows_of_vectors.append(
-                torch.cat(
-                    [left.jacobian(place).applied(gradient) for place in left.places]
-                )
-            )
-        return torch.stack(rows_of_vectors)
+        return products_one_by_one(left, right, vectors, weights)
     results = vectors.new_zeros(len(vectors), left.examples, vectors.shape[2])
-    for some in together(
-        weights, GRADIENT_CHUNK_BYTES // (len(vectors) * vectors.element_size())
-    ):
+    most = GRADIENT_CHUNK_BYTES // (len(vectors) * vectors.element_size())
+    for some in together(weights, most):
         gradients = [vectors.new_zeros(len(vectors), piece.size) for piece in some]
         for group in right.groups:  # V J_right for this chunk of the weights
             examples, jacobian = right.together(group)
@@ -313,12 +294,32 @@ def products(
                     total[:, place].addmm_(vectors[:, examples].flatten(1), rows)
         for group in left.groups:  # (V J_right) J_leftᵀ
             examples, jacobian = left.together(group)
+            target = results[:, examples]
             for total, piece in zip(gradients, some, strict=True):
                 for place, rows in cached_chunks(jacobian, piece):
-                    results[:, examples] += (total[:, place] @ rows.t()).view_as(
-                        results[:, examples]
-                    )
+                    target += (total[:, place] @ rows.t()).view_as(target)
     return results
+
+
+def products_one_by_one(
+    left: BatchedJacobian,
+    right: BatchedJacobian,
+    vectors: Float[Tensor, "vector train out_"],
+    weights: Weights,
+) -> Float[Tensor, "vector query out"]:
+    """Return K v from the factors of the gradients, for one vector v at a time."""
+    results = []
+    for vector in vectors:
+        # J_rightᵀ v
+        gradient = {name: zeros(weight) for name, weight in weights.items()}
+        for place in right.places:
+            weighted = right.jacobian(place).weighted(vector[place])
+            for name, part in weighted.total(weights).items():
+                gradient[name].add_(part)
+        # J_left (J_rightᵀ v)
+        parts = [left.jacobian(place).applied(gradient) for place in left.places]
+        results.append(torch.cat(parts))
+    return torch.stack(results)
 
 
 def cached_chunks(
@@ -393,7 +394,7 @@ def sketch_multiplications(some: Jacobian, query: int, train: int, size: int) ->
                 operations(block.inputs, block.outputs, size)
             )
         else:
-            total += (query + train) * SLOWER * block.numbers[0].numel()
+            total += (query + train) * BUCKET_COST * block.numbers[0].numel()
 
     # products of the Jacobian with the random vectors
     factored = sum(
@@ -420,6 +421,6 @@ def remark(some: Jacobian, query: int, train: int, size: int) -> str | None:
     if exact > sketched:
         return None
     return (
-        f"the exact kernel of these {query + train} examples takes less than this sketch of it, "
-        f"some {exact:.1g} multiplications for {sketched:.1g}, and has no error: leave sketch out"
+        f"the exact kernel of these {query + train} examples takes fewer multiplications than "
+        f"this sketch, about {exact:.1g} instead of {sketched:.1g}, and has no error: leave sketch out"
     )

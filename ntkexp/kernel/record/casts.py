@@ -49,8 +49,8 @@ class Uncast(DispatchMode):
         return func(*args, **kwargs)
 
 
-# smallest number of bits of trained weights for which the proofs of a followed loop
-# work (`foreign_loop.watch`)
+# The proofs of a followed loop (`foreign_loop.watch`) need trained weights with at least
+# this many bits.
 SHORTEST_PROVED_BITS = 32
 
 
@@ -107,7 +107,7 @@ def remark(function: Function, tape: Tape, casts: Casts) -> str | None:
         if tape.eps == min(torch.finfo(kind).eps for kind in kinds):
             return None
         return (
-            "the module casts to lower precision than that of its weights, so the "
+            "the module casts to lower precision than its weights have, so the "
             f"error of a kernel is {tape.eps:.0e} of its size, and the error of a "
             f"secant {tape.eps:.0e} of the outputs; casts=ignore omits these casts"
         )
@@ -119,6 +119,6 @@ def remark(function: Function, tape: Tape, casts: Casts) -> str | None:
     if not moved > 100 * tape.eps:
         return None
     return (
-        "the module is read without its casts to shorter numbers, which moves its outputs by "
+        "the module is read without its casts to lower precision, which changes its outputs by "
         f"{moved:.0e} of their size"
     )

@@ -28,6 +28,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from ntkexp.kernel.record.tape import (
+    Entry,
     Slot,
     Tape,
     advice_for_lists,
@@ -153,14 +154,15 @@ class Trial:
         """Run the examples `rows` in this order. Raise Mistake if their outputs differ
         from those in the whole batch.
 
-        If the function must run on the whole batch, examples keep their indices. Copies
-        of the nearest earlier example in `rows` then replace all other examples. If the
-        function fails, run the examples in the order of the batch, because the function
-        may require decreasing lengths."""
+        If the function must run on the whole batch, examples keep their indices, and
+        copies of them replace all other examples. If the function fails, run the
+        examples in the order of the batch, because the function may require decreasing
+        lengths."""
         everyone = range(len(self.outputs))
         places: Sequence[int] = range(len(rows))
         if self.tape.needs_whole_batch:
             places = sorted({*rows})
+            # the nearest earlier example replaces example k
             rows = [places[max(0, bisect_right(places, k) - 1)] for k in everyone]
         try:
             outputs = columns(self.function, self.weights, self.selected(rows))
@@ -201,13 +203,15 @@ class Trial:
         def some(leaf: object) -> object:
             if not isinstance(leaf, Slot):
                 return leaf
-            return self.tape[leaf] if leaf in self.kept else self.tape[leaf][list(rows)]
+            if leaf in self.length_slots:
+                return self.tape[leaf]
+            return self.tape[leaf][list(rows)]
 
         inputs: Inputs = tree_map(some, self.tape.arguments)
         return inputs
 
     @cached_property
-    def kept(self) -> frozenset[Slot]:
+    def length_slots(self) -> frozenset[Slot]:
         """The slots of inputs that are lengths of sequences, if random numbers may
         belong to rows of packed sequences. The set is empty if lengths are computed
         from inputs with more than one number for each example."""
@@ -219,12 +223,12 @@ class Trial:
             if entry.name == "_pack_padded_sequence"
         }
         given = frozenset(self.tape.inputs) - frozenset(self.tape.drawn)
-        kept = frozenset(
+        slots = frozenset(
             slot for slot in given if not lengths.isdisjoint(self.tape.reached([slot]))
         )
-        if any(self.tape[slot].dim() > 1 for slot in kept):
+        if any(self.tape[slot].dim() > 1 for slot in slots):
             return frozenset()
-        return kept
+        return slots
 
     def run_with_extreme_inputs(self) -> None:
         """Run a few examples in one batch with copies, and in one batch with extreme
@@ -232,20 +236,9 @@ class Trial:
 
         Raise Mistake if the outputs in both batches differ. Repeat this at several
         scales of the inputs."""
-        # Inputs that are cast to integers may index a table, and extreme values would
-        # be out of range. Do not test such functions.
-        if any(
-            entry.name in ("_to_copy", "copy", "bucketize", "searchsorted")
-            and any(
-                is_integer(self.tape[slot]) and self.tape[slot].dtype != torch.bool
-                for slot in entry.results
-            )
-            and any(
-                slot in self.tape.from_inputs and not is_integer(self.tape[slot])
-                for slot in entry.slots
-            )
-            for entry in self.tape.entries
-        ):
+        # Inputs that are converted to integers may index a table, and extreme values
+        # would be out of range. Do not test such functions.
+        if any(map(self.makes_integers, self.tape.entries)):
             return
         everyone = range(len(self.outputs))
         rows = list(everyone)
@@ -267,6 +260,18 @@ class Trial:
                         with_extreme_inputs(copies, size),
                         usual,
                     )
+
+    def makes_integers(self, entry: Entry) -> bool:
+        """Return True if an operation converts numbers that depend on the inputs to
+        integers."""
+        if entry.name not in ("_to_copy", "copy", "bucketize", "searchsorted"):
+            return False
+        results = [self.tape[slot] for slot in entry.results]
+        read = [self.tape[s] for s in entry.slots if s in self.tape.from_inputs]
+        returns_integers = any(
+            is_integer(value) and value.dtype != torch.bool for value in results
+        )
+        return returns_integers and not all(map(is_integer, read))
 
     def refuse_coupling(
         self,
@@ -320,22 +325,19 @@ class Trial:
         farthest = float(torch.sub(apart, among).abs_().max())
         # nan and infinities must be at the same elements of both outputs
         if not isfinite(farthest):
-            apart_by = torch.where(
-                (apart == among) | (apart.isnan() & among.isnan()),
-                0.0,
-                (apart - among).abs(),
-            )
-            farthest = float(apart_by.nan_to_num(torch.inf).max())
-        if farthest == 0 or farthest <= (
-            rounding := ALLOWED_ROUNDINGS * self.tape.eps * self.largest_term
-        ):
+            equal = (apart == among) | (apart.isnan() & among.isnan())
+            distances = torch.where(equal, 0.0, (apart - among).abs())
+            farthest = float(distances.nan_to_num(torch.inf).max())
+        if farthest == 0:
+            return True
+        rounding = ALLOWED_ROUNDINGS * self.tape.eps * self.largest_term
+        if farthest <= rounding:
             return True
         outputs = (self.tape.outputs, among, usual)
         size = max(float(values.abs().nan_to_num(0.0, 0.0).max()) for values in outputs)
-        allowed = self.tape.eps**0.5 * size + rounding
-        return farthest <= allowed and farthest <= ALLOWED_NOISE * self.noise_effect(
-            given, usual
-        )
+        if not farthest <= self.tape.eps**0.5 * size + rounding:
+            return False
+        return farthest <= ALLOWED_NOISE * self.noise_effect(given, usual)
 
     @cached_property
     def largest_term(self) -> float:
@@ -386,11 +388,10 @@ class Trial:
         moved = dict(self.weights)
         for name, weight in self.weights.items():
             if weight.is_floating_point() and weight.numel():
-                size = (
-                    float(weight.square().mean().sqrt()) or weight[0].numel() ** (-0.5)
-                    if weight.dim()
-                    else 1.0
-                )
+                size = 1.0
+                if weight.dim():
+                    root_mean_square = float(weight.square().mean().sqrt())
+                    size = root_mean_square or weight[0].numel() ** (-0.5)
                 draw = normal(noise, *weight.shape)
                 moved[name] = weight + 0.1 * size * draw.to(weight)
         trial = replace(self, weights=moved)

@@ -106,16 +106,16 @@ def full_precision() -> Iterator[None]:
         set_precisions(before)
 
 
-# --- A test of the precision. Multiply a matrix A, whose elements are a multiple of
-# 1 + 2⁻¹², by the identity. The product equals A if the factors keep the 24 bits of
-# float32, in any order of summation. TF32 keeps 11 bits, and bfloat16 keeps 8.
+# --- A test of the precision. Multiply a matrix A, whose elements need 13 bits, by the
+# identity. The product equals A if the factors keep the 24 bits of float32, in any order
+# of summation. TF32 keeps 11 bits, and bfloat16 keeps 8.
 
 
 SIDE = 16
-PROBE = 1 + 2.0**-12
-# relative error that a product in full precision may have: far above the rounding of
-# convolutions by Fourier transforms, and below the rounding of TF32
-RESOLUTION = 2.0**-16
+# the elements 2¹⁶(1 + 2⁻¹²) of A. A product is rounded to integers, so relative errors
+# below 2⁻¹⁷ do not count: errors of convolutions by Fourier transforms are far below
+# this bound, and errors of TF32 are above it.
+ELEMENT = 2.0**16 + 2.0**4
 
 SHORTENED_PRODUCTS: Mapping[OpOverload, Callable[[Tensor, Tensor], tuple[Any, ...]]] = {
     aten.mm.default: lambda a, one: (a, one),
@@ -148,9 +148,7 @@ computes the product of these matrices."""
 def shortened(operations: Iterable[OpOverload], device: torch.device) -> str | None:
     """Return the name of the first operation that the device computes in less than
     float32 precision at torch's current settings, or None."""
-    matrix = torch.full(
-        (SIDE, SIDE), PROBE / RESOLUTION, dtype=torch.float32, device=device
-    )
+    matrix = torch.full((SIDE, SIDE), ELEMENT, dtype=torch.float32, device=device)
     one = torch.eye(SIDE, dtype=torch.float32, device=device)
     for operation in operations:
         product = operation(*SHORTENED_PRODUCTS[operation](matrix, one))

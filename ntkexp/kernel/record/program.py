@@ -129,11 +129,7 @@ def program(
 
 
 # operations that return their argument if nothing is overwritten
-RETURNS_ARGUMENT = (
-    "detach",
-    "alias",
-    "lift_fresh",
-)
+RETURNS_ARGUMENT = ("detach", "alias", "lift_fresh")
 RESHAPED = (aten.view.default, aten._unsafe_view.default)
 # operations that return their argument if they keep its shape
 OF_ONE_SHAPE = (
@@ -187,10 +183,7 @@ class Simplifier:
                 == self.values[entry.slots[0]].shape
             )
             # compare texts, because slot 2 equals the number 2, but has the text @2
-            key = (
-                entry.op,
-                repr((entry.args, entry.kwargs)),
-            )
+            key = (entry.op, repr((entry.args, entry.kwargs)))
             known = entry.slots[:1] if is_argument else self.earlier.get(key)
             if known is None:
                 self.earlier[key] = entry.results
@@ -222,11 +215,7 @@ IN_PLACE = {
 # operations whose two arguments may be exchanged, unless `add` has a factor alpha
 COMMUTATIVE = (aten.add.Tensor, aten.mul.Tensor)
 # operations that may return views, although their schemas do not say so
-PERHAPS_VIEWS = (
-    "_unsafe_view",
-    "unsafe_split",
-    "unsafe_split_with_sizes",
-)
+PERHAPS_VIEWS = ("_unsafe_view", "unsafe_split", "unsafe_split_with_sizes")
 
 
 def overwritten(
@@ -235,7 +224,33 @@ def overwritten(
     """For each operation that may overwrite an argument, return the slot of this
     argument, by the slot of the result. `others` holds inputs, constants and results,
     which must not be overwritten."""
-    # the home of a slot is the first slot that shares its memory, or may share it
+    homes = memory_homes(entries, values)
+    # go from the last operation to the first; a home is free if no later operation
+    # needs it
+    needed = {homes.get(slot, slot) for slot in others}
+    targets = {}
+    for entry in reversed(entries):
+        used = [homes.get(slot, slot) for slot in entry.slots]
+        if entry.op in IN_PLACE:
+            result = values[entry.results[0]]
+            # Try the first argument last, so that it wins if both arguments can be
+            # overwritten. Overwriting the first argument is fastest.
+            for slot in entry.args[1::-1]:
+                if not isinstance(slot, Slot):
+                    continue
+                home = homes.get(slot, slot)
+                is_free = home not in needed and used.count(home) == 1
+                if is_free and can_hold(values[slot], result):
+                    targets[entry.results[0]] = slot
+        needed.update(used)
+    return targets
+
+
+def memory_homes(
+    entries: Sequence[Entry], values: Sequence[Tensor]
+) -> dict[Slot, Slot]:
+    """Return the home of each slot that shares its memory with an earlier slot, or may
+    share it. The home is the first slot with this memory."""
     homes: dict[Slot, Slot] = {}
     for entry in entries:
         declared = any(
@@ -247,36 +262,14 @@ def overwritten(
             base = entry.slots[0] if is_view else places.get(storage(values[result]))
             if base is not None:
                 homes[result] = homes.get(base, base)
-    # go from the last operation to the first; a home is free if no later operation
-    # needs it
-    needed = {homes.get(slot, slot) for slot in others}
-    targets = {}
-    for entry in reversed(entries):
-        used = [homes.get(slot, slot) for slot in entry.slots]
-        # Try the first argument last, so that it wins if both arguments can be
-        # overwritten. Overwriting the first argument is fastest.
-        for slot in (
-            [slot for slot in entry.args[1::-1] if isinstance(slot, Slot)]
-            if entry.op in IN_PLACE
-            else []
-        ):
-            home = homes.get(slot, slot)
-            made = values[entry.results[0]]
-            argument = values[slot]
-            # True if the argument occupies its whole storage, in order
-            fills = (
-                argument.is_contiguous()
-                and argument.untyped_storage().nbytes() == argument.nbytes > 0
-            )
-            if (
-                home not in needed
-                and used.count(home) == 1
-                and fills
-                and has_layout_of(made, argument)
-            ):
-                targets[entry.results[0]] = slot
-        needed.update(used)
-    return targets
+    return homes
+
+
+def can_hold(argument: Tensor, result: Tensor) -> bool:
+    """Return True if the argument occupies its whole storage, in order, and has the
+    layout of the result."""
+    fills = argument.untyped_storage().nbytes() == argument.nbytes > 0
+    return argument.is_contiguous() and fills and has_layout_of(result, argument)
 
 
 def has_layout_of(one: Tensor, other: Tensor) -> bool:
@@ -360,10 +353,10 @@ class Source:
         over: Mapping[Slot, Slot] | None = None,
     ) -> None:
         self.over = over or {}
-        self.known: dict[str, Any] = {}  # operations and constants, by name
-        self.read: dict[
-            str, Any
-        ] = {}  # numbers that operations give to Python, by name
+        # operations and constants, by name
+        self.known: dict[str, Any] = {}
+        # numbers that operations give to Python, by name
+        self.read: dict[str, Any] = {}
         # free the values that no later operation needs
         needed = set(results)
         forgotten = []
@@ -372,22 +365,17 @@ class Source:
                 slot for slot in (*entry.slots, *entry.results) if slot not in needed
             )
             needed.update(gone)
-            forgotten.append(
-                "; " + "".join(f"v{slot:d} = " for slot in gone) + "None"
-                if gone
-                else ""
-            )
+            names = "".join(f"v{slot:d} = " for slot in gone)
+            forgotten.append(f"; {names}None" if gone else "")
         # if a tensor is an input twice, use its last name
         last = {slot: k for k, slot in enumerate(fed)}
         inputs = ", ".join(
             f"v{slot:d}" if last[slot] == k else f"_{k}" for k, slot in enumerate(fed)
         )
-        lines = [
-            f"{self.outcome(k, entry)} = {self.call(entry)}{gone}"
-            for k, (entry, gone) in enumerate(
-                zip(entries, reversed(forgotten), strict=True)
-            )
-        ]
+        lines: list[str] = []
+        for entry, forget in zip(entries, reversed(forgotten), strict=True):
+            outcome = self.outcome(len(lines), entry)
+            lines.append(f"{outcome} = {self.call(entry)}{forget}")
         end = f"return {self.argument(list(results))}, [{', '.join(self.read)}]"
         self.text = f"def program({inputs}):\n    " + "\n    ".join([*lines, end])
 

@@ -91,6 +91,8 @@ class NotPure(Exception):
 
 
 class PureOnly(TorchFunctionMode):
+    """A mode that raises NotPure if the module reads a number from a tensor."""
+
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
@@ -231,27 +233,28 @@ class Recorder(DispatchMode):
             return recorded
         if not isinstance(value, Tensor):
             return value
-        written = self.flats and value.numel()  # an empty tensor has no memory
-        flat = self.flats.get(storage(value)) if written else None
+        flat: Tensor | None = None
+        if self.flats and value.numel():  # an empty tensor has no memory
+            flat = self.flats.get(storage(value))
         if flat is None:
             slot = Slot(len(self.values))
             self.values.append(value)
-        # a view of a storage that was written to: read its elements from the flat value
         else:
-            if flat.is_complex() and value.dtype == flat.dtype.to_real():
-                flat = self.apply(
-                    aten.view.default, self.apply(aten.view_as_real.default, flat), [-1]
-                )
-            refuse_other_kind(flat, value)
-            again = self.apply(
-                aten.index_select.default, flat, 0, positions(value).reshape(-1)
-            )
-            slot = self.slots[
-                id(self.apply(aten.view.default, again, list(value.shape)))
-            ]
+            slot = self.slots[id(self.view_of_flat(flat, value))]
         self.slots[id(value)] = slot
         self.seen[id(value)] = value
         return slot
+
+    def view_of_flat(self, flat: Tensor, view: Tensor) -> Tensor:
+        """Return the elements of a view of a storage that was written to, read from the
+        content of the storage."""
+        if flat.is_complex() and view.dtype == flat.dtype.to_real():
+            pairs = self.apply(aten.view_as_real.default, flat)
+            flat = self.apply(aten.view.default, pairs, [-1])
+        refuse_other_kind(flat, view)
+        indices = positions(view).reshape(-1)
+        elements = self.apply(aten.index_select.default, flat, 0, indices)
+        return self.apply(aten.view.default, elements, list(view.shape))
 
     def apply(self, op: OpOverload, *args: Any) -> Tensor:
         """Run an operation of the recorder itself, and record it."""
@@ -274,32 +277,40 @@ class Recorder(DispatchMode):
             return self.draw(func, args, kwargs)
         if not self.rewrites and writes(func):
             raise NotPure
-        if (twin := functional_twin(func)) is not None:
-            if torch.Tag.inplace_view not in func.tags:
-                return self.write_in_place(func, twin, args, kwargs)
-            # The operation changes only the shape of its first argument in place, and
-            # no element. So record its twin, which returns a tensor of the new shape.
-            result = self.apply(twin, *args)
-            # keep the old shape for the slot of the argument,
-            # before the operation changes it
-            self.values[self.slots[id(args[0])]] = args[0].view_as(args[0])
-            target: Tensor = func(*args, **kwargs)
-            self.slots[id(target)] = self.slots[id(result)]
-            return target
+        twin = functional_twin(func)
+        if twin is None:
+            return self.run(func, args, kwargs)
+        if torch.Tag.inplace_view in func.tags:
+            return self.reshape_in_place(func, twin, args, kwargs)
+        return self.write_in_place(func, twin, args, kwargs)
+
+    def run(self, func: OpOverload, args: Any, kwargs: Any) -> Any:
+        """Run and record an operation that writes nothing in place."""
         slots, named = self.with_slots(args, kwargs)
-        outcome = (convolve if func is aten.convolution.default else func)(
-            *args, **kwargs
-        )
+        function = convolve if func is aten.convolution.default else func
+        outcome = function(*args, **kwargs)
         if func in SHORTENED_PRODUCTS:
             refuse_shorter_products(func, outcome, self.precisions)
-        found = [outcome] if isinstance(outcome, Tensor) else list(leaves(outcome))
-        results = tuple([self.slot(leaf) for leaf in found if isinstance(leaf, Tensor)])
-        scalars = tuple([leaf for leaf in found if not isinstance(leaf, Tensor)])
-        places = tuple([k for k, leaf in enumerate(found) if isinstance(leaf, Tensor)])
+        returned = [outcome] if isinstance(outcome, Tensor) else list(leaves(outcome))
+        results = []
+        scalars = []
+        places = []  # indices of the tensors
+        for k, leaf in enumerate(returned):
+            if isinstance(leaf, Tensor):
+                results.append(self.slot(leaf))
+                places.append(k)
+            else:
+                scalars.append(leaf)
         single = not isinstance(outcome, tuple | list)
-        self.entries.append(
-            Entry(func, slots, named, results, scalars, None if single else places)
+        entry = Entry(
+            func,
+            slots,
+            named,
+            tuple(results),
+            tuple(scalars),
+            None if single else tuple(places),
         )
+        self.entries.append(entry)
         return outcome
 
     def with_slots(self, args: Any, kwargs: Any) -> tuple[Any, dict[str, Any]]:
@@ -310,10 +321,8 @@ class Recorder(DispatchMode):
     def draw(self, func: OpOverload, args: Any, kwargs: Any) -> Any:
         """Run an operation that draws random numbers,
         and record the numbers as inputs."""
-        if any(
-            isinstance(leaf, torch.Generator)
-            for leaf in leaves((args, *kwargs.values()))
-        ):
+        arguments = leaves((args, *kwargs.values()))
+        if any(isinstance(leaf, torch.Generator) for leaf in arguments):
             raise Mistake(
                 f"the module draws random numbers ({func}) from its own generator, "
                 "whose state is not stored; let it draw from torch's generator, or "
@@ -329,16 +338,12 @@ class Recorder(DispatchMode):
         if func is aten.native_dropout.default:  # x · m / (1 − p)
             value, rate, _ = args
             mask = func(*args)[1]
-            masked = self.apply(
-                aten.mul.Tensor, value, self.from_outside(mask.to(value.dtype))
-            )
-            return self.apply(
-                aten.mul.Scalar, masked, 1 / (1 - rate) if rate < 1 else 0.0
-            ), mask
-        if (
-            func._schema.name.removeprefix("aten::").removesuffix("_")
-            not in WITHOUT_DERIVATIVE
-        ):
+            drawn = self.from_outside(mask.to(value.dtype))
+            masked = self.apply(aten.mul.Tensor, value, drawn)
+            scale = 1 / (1 - rate) if rate < 1 else 0.0
+            return self.apply(aten.mul.Scalar, masked, scale), mask
+        name = func._schema.name.removeprefix("aten::").removesuffix("_")
+        if name not in WITHOUT_DERIVATIVE:
             raise Mistake(
                 "the module draws random numbers through which gradients pass "
                 f"({func}); use another layer"
@@ -349,8 +354,22 @@ class Recorder(DispatchMode):
         return self.from_outside(func(*args, **kwargs))
 
     def from_outside(self, drawn: Tensor) -> Tensor:
+        """Record random numbers as an input of the tape."""
         self.drawn.append(self.slot(drawn))
         return drawn
+
+    def reshape_in_place(
+        self, func: OpOverload, twin: OpOverload, args: Any, kwargs: Any
+    ) -> Tensor:
+        """Run an operation that changes the shape of its first argument in place, and
+        no element. Record the variant that returns a tensor of the new shape
+        (`twin`)."""
+        result = self.apply(twin, *args)
+        # keep the old shape for the slot of the argument, before the operation changes it
+        self.values[self.slots[id(args[0])]] = args[0].view_as(args[0])
+        target: Tensor = func(*args, **kwargs)
+        self.slots[id(target)] = self.slots[id(result)]
+        return target
 
     def write_in_place(
         self, func: OpOverload, twin: OpOverload, args: Any, kwargs: Any

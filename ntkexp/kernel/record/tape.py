@@ -89,18 +89,18 @@ def examples(inputs: Inputs) -> int:
 
     >>> examples(([1.0, 2.0],))
     Traceback (most recent call last):
-    ntkexp.mistake.Mistake: the inputs hold no tensor; give tensors whose first axis is that of the examples
+    ntkexp.mistake.Mistake: the inputs hold no tensor; give tensors whose first axis is the axis of examples
     """
     counts = {len(tensor) if tensor.dim() else None for tensor in tensors(inputs)}
     if not counts:
         raise Mistake(
-            "the inputs hold no tensor; give tensors whose first axis is that of the examples"
+            "the inputs hold no tensor; give tensors whose first axis is the axis of examples"
         )
     if len(counts) != 1 or None in counts:
         shapes = ", ".join(str(list(tensor.shape)) for tensor in tensors(inputs))
         raise Mistake(
-            f"the inputs have the shapes {shapes}; every first axis must be that of the same "
-            "examples"
+            f"the inputs have the shapes {shapes}; their first axes must have one length, the "
+            "number of examples"
         )
     return int(counts.pop() or 0)
 
@@ -205,9 +205,8 @@ class Entry:
         )
 
     @cached_property
-    def written_slots(self) -> frozenset[Slot]:
-        """The slots of results that are new tensors. An operation may also return one
-        of its arguments."""
+    def new_slots(self) -> frozenset[Slot]:
+        """The slots of results, except arguments that the operation returns."""
         return frozenset(self.results) - frozenset(self.slots)
 
     @cached_property
@@ -321,8 +320,7 @@ class Tape:
         return repr((wiring, kinds, self.output, self.drawn))
 
     @cached_property
-    def form(self) -> bytes:
-        """A digest of the structure."""
+    def structure_digest(self) -> bytes:
         return digest((), self.structure)
 
     @cached_property
@@ -343,10 +341,10 @@ class Tape:
         )
 
     @cached_property
-    def program(self) -> bytes:
+    def program_digest(self) -> bytes:
         """A digest of the structure, the arguments and the constants. Tapes with the
         same digest compute their values from weights and inputs in the same way."""
-        label = repr((self.form, self.weights, self.arguments))
+        label = repr((self.structure_digest, self.weights, self.arguments))
         return digest((self[slot] for slot in self.constants), label)
 
     @property
@@ -369,7 +367,7 @@ class Tape:
         awaited = {self.output}
         for entry in reversed(self.entries):
             if entry.reads_number or not awaited.isdisjoint(entry.results):
-                awaited.difference_update(entry.written_slots)
+                awaited.difference_update(entry.new_slots)
                 awaited.update(entry.slots)
                 needed.update(entry.slots, entry.results)
                 entries.append(entry)
@@ -395,12 +393,9 @@ class Tape:
     def outside(self) -> tuple[Slot, ...]:
         """Slots that are not the result of an operation: weights, inputs,
         buffers and constants."""
-        made = {slot for entry in self.entries for slot in entry.written_slots}
+        made = {slot for entry in self.entries for slot in entry.new_slots}
         used = {
-            slot
-            for entry in self.entries
-            if entry.written_slots
-            for slot in entry.slots
+            slot for entry in self.entries if entry.new_slots for slot in entry.slots
         }
         return tuple(sorted({*self.weights, *self.inputs, self.output, *used} - made))
 
@@ -434,8 +429,8 @@ class Tape:
 
 OF_A_PROGRAM = (
     "structure",
-    "form",
-    "program",
+    "structure_digest",
+    "program_digest",
     "nbytes",
     "inputs",
     "made",
@@ -445,7 +440,7 @@ OF_A_PROGRAM = (
     "from_inputs",
     "from_weights",
 )
-"""Properties that are equal for all tapes with the same digest `program`."""
+"""Properties that are equal for all tapes with the same `program_digest`."""
 
 
 def is_integer(value: Tensor) -> bool:

@@ -68,8 +68,7 @@ def columns(function: Function, weights: Weights, inputs: Inputs) -> Tensor:
         )
     if not outputs.numel() and count:
         raise Mistake(
-            f"the module gives outputs of shape {list(outputs.shape)}: there is none for each "
-            "example"
+            f"the module returns outputs of shape {list(outputs.shape)}, which have no elements"
         )
     if outputs.dim() == 1:
         return outputs[:, None]
@@ -232,11 +231,10 @@ def is_out_of_memory(error: BaseException) -> bool:
     >>> is_out_of_memory(RuntimeError("shapes differ"))
     False
     """
-    repeats_random = isinstance(error, MemoryError | torch.OutOfMemoryError)
-    return repeats_random or (
-        isinstance(error, RuntimeError)
-        and any(sign in str(error) for sign in OUT_OF_MEMORY_SIGNS)
-    )
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    has_sign = any(sign in str(error) for sign in OUT_OF_MEMORY_SIGNS)
+    return isinstance(error, RuntimeError) and has_sign
 
 
 class MemoryLimit(DispatchMode):
@@ -267,25 +265,23 @@ class MemoryLimit(DispatchMode):
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         named = kwargs or {}
-        # count only arrays that are not computed from other tensors
-        names = [argument.name for argument in func._schema.arguments]
-        values = dict(zip(names, args, strict=False))
-        size: list[int] | None = None
-        if "device" in names and not any(
-            isinstance(value, torch.Tensor) for value in args
-        ):
-            # length of the result of randperm and arange
-            count = values.get("n", values.get("end"))
-            size = (
-                list(values["size"])
-                if "size" in values
-                else None
-                if count is None
-                else [max(0, int(count))]
-            )
+        size = size_of_new_array(func, args)
         if size is not None:
             kind = named.get("dtype") or torch.get_default_dtype()
             self.taken += self.copies * prod(size) * kind.itemsize
             what = f"{self.what} with an array of {size}"
             self.budget.require(self.taken, what, f"lower {self.remedy}")
         return func(*args, **named)
+
+
+def size_of_new_array(func: Any, args: Any) -> list[int] | None:
+    """Return the shape of the array that an operation allocates. Return None for arrays
+    that are computed from other tensors."""
+    names = [argument.name for argument in func._schema.arguments]
+    if "device" not in names or any(isinstance(value, Tensor) for value in args):
+        return None
+    values = dict(zip(names, args, strict=False))
+    if "size" in values:
+        return list(values["size"])
+    length = values.get("n", values.get("end"))  # arguments of randperm and arange
+    return None if length is None else [max(0, int(length))]

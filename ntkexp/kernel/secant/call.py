@@ -98,10 +98,9 @@ def inner_products(
     vector f, by one batched matrix product."""
     size = fixed.shape[-1]
     rows = vectors.reshape(len(vectors), -1, size).permute(1, 2, 0)
-    products = torch.bmm(fixed.reshape(len(fixed), -1, size).transpose(0, 1), rows)
-    return (
-        products.permute(1, 2, 0).contiguous().view(len(fixed), *vectors.shape[:-1], 1)
-    )
+    fixed_rows = fixed.reshape(len(fixed), -1, size).transpose(0, 1)
+    products = torch.bmm(fixed_rows, rows).permute(1, 2, 0).contiguous()
+    return products.view(len(fixed), *vectors.shape[:-1], 1)
 
 
 class LinearMap(torch.autograd.Function):
@@ -157,7 +156,7 @@ class NoRule(Mistake):
     @property
     def remark(self) -> str:
         """A message: the reason, and how tangent kernels are computed instead."""
-        return f"{self.reason}: the tangent is read from plain Jacobians, which is correct but slow"
+        return f"{self.reason}: the tangent is computed example by example, which is correct but slow"
 
 
 class ChoiceChanged(NoRule):
@@ -180,7 +179,7 @@ class Ends:
     @property
     def change(self) -> Tensor:
         assert self.delta is not None, (
-            "a rule wants the difference of a value that cannot change"
+            "a rule needs the difference of a value that cannot change"
         )
         return self.delta
 
@@ -323,7 +322,7 @@ class Call:
         return value.from_weights and self.depends_on_inputs and carries
 
     def mean(self, value: Ends) -> Tensor:
-        """Return v̄ = (v₀ + v₁)/2."""
+        """Return v̄ = (v₀ + v₁)/2, randomized in the search for owners."""
         state = self.state
         if state.coefficient_noise is not None and (
             value.delta is not None or value.from_inputs or value.from_weights
@@ -339,6 +338,7 @@ class Call:
         return torch.lerp(value.start, value.end, 0.5)
 
     def slope(self, value: Ends, slope: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        """Return D(v₀, v₁), randomized in the search for owners."""
         if self.state.coefficient_noise is not None:
             return self.state.random_like(value.start)
         return slope(value.start, value.end)
@@ -351,22 +351,23 @@ class Call:
     def delta(
         self, value: Ends, shape: torch.Size | None = None, gain: Tensor | float = 1.0
     ) -> Tensor:
-        """Return gain · Δv, expanded to the shape in
-        which the operation uses the value."""
+        """Return gain · Δv, expanded to the given shape."""
         wide = value.change if shape is None else value.change.expand(shape)
         if not self.is_use(value):
             if isinstance(gain, float) and gain == 1:
                 return wide
             return wide * gain
+
+        def expand(source: Tensor) -> Tensor:
+            return source.expand(wide.shape)
+
         if isinstance(gain, Tensor) and gain.is_complex():
-            return (
-                self.element_use(value, lambda source: source.expand(wide.shape)) * gain
-            )
-        return self.element_use(value, lambda source: source.expand(wide.shape), gain)
+            return self.element_use(value, expand) * gain
+        return self.element_use(value, expand, gain)
 
     def expanded(self, value: Any, shape: torch.Size | None = None) -> Ends:
-        """Return an argument and its difference, expanded to the shape in which the
-        operation uses it. Convert a Python number to a constant tensor."""
+        """Return an argument and its difference, expanded to the given shape. Convert a
+        Python number to a constant tensor."""
         if not isinstance(value, Ends):
             size = self.start.shape if shape is None else shape
             number = torch.full(
@@ -413,9 +414,7 @@ class Call:
         """
         if self.is_use(left):  # W a = (aᵀ Wᵀ)ᵀ: put the weight on the right
             if self.is_use(right):
-                raise NoRule(
-                    f"{self.entry.op} adds a product of weights to something else"
-                )
+                raise NoRule("no difference rule for a product of two weights")
             turned = self.product(right.view(Tensor.t), left.view(Tensor.t), gain).t()
             if bias is not None and bias.delta is not None:
                 turned = turned + shift * self.delta(bias, self.start.shape)
@@ -423,19 +422,8 @@ class Call:
         factor = self.mean(left) if gain == 1 else gain * self.mean(left)
         terms = []
         if left.delta is not None:  # gain · ΔA B̄
-            matrix = self.mean(right)
-            ways = (
-                partial(torch.matmul, other=matrix),
-                on_shared_vector(partial(torch.matmul, other=matrix.t()), -2),
-            )
-            zero = (
-                (len(left.delta), matrix.shape[1]) if self.state.pullback_only else None
-            )
-            terms.append(
-                apply_linear(
-                    left.delta if gain == 1 else gain * left.delta, *ways, zero
-                )
-            )
+            delta = left.delta if gain == 1 else gain * left.delta
+            terms.append(self.times_matrix(delta, self.mean(right)))
         # gain · Ā ΔW, and shift · Δb if the bias has one element for each feature
         if self.is_use(right):
             wide = self.start.shape[1:]
@@ -449,6 +437,15 @@ class Call:
         if bias is not None and bias.delta is not None:
             terms.append(shift * self.delta(bias, self.start.shape))
         return sum(terms[1:], start=terms[0])
+
+    def times_matrix(self, delta: Tensor, matrix: Tensor) -> Tensor:
+        """Return ΔA B̄. In a replay for gradients only, return zeros."""
+        linear = partial(torch.matmul, other=matrix)
+        transpose = on_shared_vector(partial(torch.matmul, other=matrix.t()), -2)
+        zero_shape = None
+        if self.state.pullback_only:
+            zero_shape = (len(delta), matrix.shape[1])
+        return apply_linear(delta, linear, transpose, zero_shape)
 
     def product_use(
         self, factor: Tensor, weight: Ends, bias: Ends | None, shift: float = 1.0

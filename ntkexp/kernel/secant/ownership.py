@@ -76,10 +76,28 @@ def owners(tape: Tape, trained: frozenset[str]) -> Owners:
 
     A constant that is multiplied with weights may have a row for every example. First
     assume that all these constants do. If this fails, assume that none does."""
-    # Refuse embeddings with scale_grad_by_freq. This option divides the gradient of a
-    # row by the number of times that the batch contains the row, so the gradient of an
-    # example depends on the other examples. The test below would not detect this in a
-    # batch without repeated rows
+    refuse_frequency_scaling(tape, trained)
+    weights = Trained(tape, trained).slots
+    products = (
+        entry.args[-2:] for entry in tape.entries if entry.name in ("mm", "addmm")
+    )
+    constants = (
+        frozenset(left for left, right in products if right in weights)
+        - tape.from_weights
+        - tape.from_inputs
+    )
+    if constants:
+        with suppress(Mistake):
+            return owners_with_constants(tape, trained, constants)
+    return owners_with_constants(tape, trained, constants=frozenset())
+
+
+def refuse_frequency_scaling(tape: Tape, trained: frozenset[str]) -> None:
+    """Raise Mistake for embeddings with scale_grad_by_freq.
+
+    This option divides the gradient of a row by the number of times that the batch
+    contains the row, so the gradient of an example depends on the other examples. The
+    search for owners does not detect this in a batch without repeated rows."""
     tables = {
         name: tape.reached([slot])
         for slot, name in tape.weights.items()
@@ -94,19 +112,6 @@ def owners(tape: Tape, trained: frozenset[str]) -> Owners:
                     "example depends on the other examples, and is not a derivative; "
                     "build its layer without this option"
                 )
-    weights = Trained(tape, trained).slots
-    products = (
-        entry.args[-2:] for entry in tape.entries if entry.name in ("mm", "addmm")
-    )
-    constants = (
-        frozenset(left for left, right in products if right in weights)
-        - tape.from_weights
-        - tape.from_inputs
-    )
-    if constants:
-        with suppress(Mistake):
-            return owners_with_constants(tape, trained, constants)
-    return owners_with_constants(tape, trained, constants=frozenset())
 
 
 def divides_by_frequency(entry: Entry) -> bool:
@@ -130,35 +135,41 @@ def owners_with_constants(
     if not replay.uses:
         return Owners((), constants)
     examples = replay.delta.shape[0]
-    draw = replay.state.random_like(replay.delta)  # u
-    count = torch.arange(1.0, examples + 1, dtype=draw.dtype, device=draw.device)
-    weighted = draw * count.view(-1, *[1] * (draw.dim() - 1))  # u′
-    below = replay.pullback(draw, retain_graph=True)
-    above = replay.pullback(weighted)
+    u = replay.state.random_like(replay.delta)
+    count = torch.arange(1.0, examples + 1, dtype=u.dtype, device=u.device)
+    weighted_u = u * count.view(-1, *[1] * (u.dim() - 1))  # u′
+    betas = replay.pullback(u, retain_graph=True)
+    weighted_betas = replay.pullback(weighted_u)
     of_uses = []
-    for use, a, b in zip(replay.uses, above, below, strict=True):
+    for use, beta, weighted in zip(replay.uses, betas, weighted_betas, strict=True):
+        gradients = (tap_rows(use, weighted), tap_rows(use, beta))
         if isinstance(use, Element):
-            # if the owners are equal along an axis, store them only once on this axis
-            numbers = owner(a, b)
-            stored = numbers
-            for axis in range(numbers.dim()):
-                first = stored.narrow(axis, 0, min(1, stored.shape[axis]))
-                stored = (
-                    first if torch.equal(first.expand_as(stored), stored) else stored
-                )
-            of_uses.append(stored.clone().expand_as(numbers))
+            of_uses.append(expand_equal_axes(owner(*gradients)))
         else:  # a product has one owner for each row
-            of_uses.append(owner_of_rows(rows_of(a, batch=0), rows_of(b, batch=0)))
+            of_uses.append(owner_of_rows(*gradients))
     return Owners(tuple(of_uses), constants)
+
+
+def tap_rows(use: Use, values: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """Return values at the tap of a use. For a product, flatten them to rows."""
+    return values if isinstance(use, Element) else rows_of(values, batch=0)
+
+
+def expand_equal_axes(owner: Int[Tensor, "..."]) -> Int[Tensor, "..."]:
+    """Store owners only once along each axis on which all are equal (stride 0)."""
+    stored = owner
+    for axis in range(owner.dim()):
+        first = stored.narrow(axis, 0, min(1, stored.shape[axis]))
+        if torch.equal(first.expand_as(stored), stored):
+            stored = first
+    return stored.clone().expand_as(owner)
 
 
 def match_uses(uses: Sequence[Use], owned: Owners) -> bool:
     """Return True if `owned` has the right shape for these uses: an owner for each row
     of a `Product` or `Grouped`, and for each element of an `Element`."""
     counts = [
-        use.tap.numel()
-        if isinstance(use, Element)
-        else rows_of(use.tap, batch=0).shape[0]
+        use.tap.numel() if isinstance(use, Element) else len(tap_rows(use, use.tap))
         for use in uses
     ]
     return counts == [owner.numel() for owner in owned.of_uses]
@@ -180,24 +191,23 @@ def owners_hold(
     count = torch.arange(1.0, examples + 1, dtype=draw.dtype, device=draw.device)[
         :, None
     ]
-    below, above = (
+    betas, weighted_betas = (
         torch.autograd.grad(
             output, taps, cotangent, retain_graph=True, materialize_grads=True
         )
         for cotangent in (draw, count * draw)
     )
-    for use, sums, weighted_sums, owner in zip(
-        uses, below, above, owned.of_uses, strict=True
+    for use, beta, weighted, owner in zip(
+        uses, betas, weighted_betas, owned.of_uses, strict=True
     ):
-        is_product = not isinstance(use, Element)
-        u = rows_of(sums, batch=0) if is_product else sums  # β̄(u)
-        # β̄(u′)
-        nu = rows_of(weighted_sums, batch=0) if is_product else weighted_sums
-        n = (owner[:, None] if is_product else owner) + 1
-        missed = torch.addcmul(nu, u, n.to(u), value=-1).abs_()
-        largest = nu.abs()
+        n = owner + 1 if isinstance(use, Element) else owner[:, None] + 1
+        one = tap_rows(use, beta)
+        other = tap_rows(use, weighted)
+        # |β̄(u′) − n β̄(u)|
+        missed = torch.addcmul(other, one, n.to(one), value=-1).abs_()
+        largest = other.abs()
         # compare row by row, because rows may differ in size by orders of magnitude
-        if u.dim() and u.numel():
+        if one.dim() and one.numel():
             missed = missed.amax(-1)
             largest = largest.amax(-1)
         # nan also fails this comparison
@@ -207,64 +217,60 @@ def owners_hold(
 
 
 def owner(
-    above: Float[Tensor, "..."], below: Float[Tensor, "..."]
+    weighted: Float[Tensor, "..."], beta: Float[Tensor, "..."]
 ) -> Int[Tensor, "..."]:
-    """Return the owner of each element, a/b − 1, or −1 if the element affects no output.
-
-    a (`above`) is β̄(u′), and b (`below`) is β̄(u). The ratio counts examples from 1."""
-    numbers = torch.empty(above.shape, dtype=torch.long, device=above.device)
-    rounding = rounding_of(above, below)
+    """Return the owner of each element, β̄(u′)/β̄(u) − 1, or −1 if the element affects
+    no output. The ratio counts examples from 1. `weighted` is β̄(u′), and `beta` is
+    β̄(u)."""
+    numbers = torch.empty(weighted.shape, dtype=torch.long, device=weighted.device)
+    rounding = rounding_of(weighted, beta)
     ratios = numbers.view(-1)
-    above = above.reshape(-1)
-    below = below.reshape(-1)
+    weighted = weighted.reshape(-1)
+    beta = beta.reshape(-1)
     for start in range(0, len(ratios), BLOCK_ELEMENTS):
         block = slice(start, start + BLOCK_ELEMENTS)
-        ratios[block] = integer_ratio(above[block], below[block], rounding)
+        ratios[block] = integer_ratio(weighted[block], beta[block], rounding)
     return numbers.sub_(1)
 
 
 def owner_of_rows(
-    above: Float[Tensor, "row out"], below: Float[Tensor, "row out"]
+    weighted: Float[Tensor, "row out"], beta: Float[Tensor, "row out"]
 ) -> Int[Tensor, " row"]:
     """Return the owner of each row. Raise NoRule if the elements
     of a row have different owners."""
-    numbers = above.new_empty(len(above))
-    rounding = rounding_of(above, below)
-    count = max(1, BLOCK_ELEMENTS // max(1, above.shape[1]))
-    for start in range(0, len(above), count):
+    numbers = weighted.new_empty(len(weighted))
+    rounding = rounding_of(weighted, beta)
+    count = max(1, BLOCK_ELEMENTS // max(1, weighted.shape[1]))
+    for start in range(0, len(weighted), count):
         rows = slice(start, start + count)
-        ratios = integer_ratio(above[rows], below[rows], rounding)
+        ratios = integer_ratio(weighted[rows], beta[rows], rounding)
         numbers[rows] = ratios.amax(1)
         if ((ratios != numbers[rows, None]) & (ratios > 0)).any():
             raise NoRule("a row of a matrix product belongs to several examples")
     return numbers.long() - 1
 
 
-def rounding_of(above: Float[Tensor, "..."], below: Float[Tensor, "..."]) -> float:
-    """Return a bound on the absolute rounding error of `above`. The arguments are the
-    gradients β̄(u′) and β̄(u) of the module docstring. Raise NoRule if one overflows."""
+def rounding_of(weighted: Float[Tensor, "..."], beta: Float[Tensor, "..."]) -> float:
+    """Return a bound on the absolute rounding error of β̄(u′), which is `weighted`.
+    Raise NoRule if a gradient overflows."""
     largest = [
-        max(map(abs, map(float, sums.aminmax()))) if sums.numel() else 0.0
-        for sums in (above, below)
+        max(map(abs, map(float, gradient.aminmax()))) if gradient.numel() else 0.0
+        for gradient in (weighted, beta)
     ]
     if not all(map(isfinite, largest)):
-        raise NoRule(
-            "numbers overflow in the check of which example owns which element"
-        )
-    return CANCELLATION_EPS * torch.finfo(above.dtype).eps * largest[0]
+        raise NoRule("numbers overflow in the search for the example of each element")
+    return CANCELLATION_EPS * torch.finfo(weighted.dtype).eps * largest[0]
 
 
 def integer_ratio(
-    above: Float[Tensor, "..."], below: Float[Tensor, "..."], rounding: float
+    weighted: Float[Tensor, "..."], beta: Float[Tensor, "..."], rounding: float
 ) -> Float[Tensor, "..."]:
-    """Return above/below, or 0 for an element that affects no output. Raise Mistake if
+    """Return β̄(u′)/β̄(u), or 0 for an element that affects no output. Raise Mistake if
     a ratio is not an integer."""
-    ratio = (above / below).round_().nan_to_num_(0.0, posinf=0.0, neginf=0.0)
-    missed = torch.addcmul(above, ratio, below, value=-1).abs_()
-    if (
-        missed
-        > ratio.clamp(min=1).mul_(below).abs_().mul_(INTEGER_TOLERANCE).add_(rounding)
-    ).any():
+    ratio = (weighted / beta).round_().nan_to_num_(0.0, posinf=0.0, neginf=0.0)
+    missed = torch.addcmul(weighted, ratio, beta, value=-1).abs_()
+    size = ratio.clamp(min=1).mul_(beta).abs_()
+    if (missed > size.mul_(INTEGER_TOLERANCE).add_(rounding)).any():
         raise Mistake(COUPLED)
     return ratio
 

@@ -59,19 +59,18 @@ class Replay:
         refuse_different_programs(start, end)
         if start.output not in start.from_inputs:
             raise NoRule("the outputs do not depend on the inputs")
-        pullback_only = pullback_only or (start is end and direction is None)
-        self.state = state = ReplayState(
+        state = ReplayState(
             start,
             end,
             Trained(start, trained, constants),
             coefficient_noise,
-            pullback_only,
+            pullback_only or (start is end and direction is None),
         )
+        self.state = state
         self.uses = state.uses
         self.leaves = state.leaves  # Δθ of the trained weights
-        self.unknown: dict[
-            Slot, NoRule
-        ] = {}  # the reason for each result that has no difference
+        # for each result that has no difference: the reason
+        self.unknown: dict[Slot, NoRule] = {}
         # Set Δθ, then Δv for every operation that depends on it, in order
         self.seed_deltas(direction)
         with torch.enable_grad():
@@ -126,53 +125,54 @@ class Replay:
     def apply_rule(self, entry: Entry) -> None:
         """Compute the differences of an operation's results by its rule. If this is
         impossible, store the reason in `unknown`."""
-        state = self.state
-        ends = [(state.start[slot], state.end[slot]) for slot in entry.results]
+        ends = [(self.state.start[s], self.state.end[s]) for s in entry.results]
         if all(is_unchanged_choice(v0, v1) for v0, v1 in ends):
             return
 
         # if an argument has no difference, the results have none either, for the same
         # reason
         reasons = [self.unknown[slot] for slot in entry.slots if slot in self.unknown]
-        if reasons:
-            self.unknown |= dict.fromkeys(entry.results, reasons[0])
+        differences = reasons[0] if reasons else self.differences(entry, ends)
+        if isinstance(differences, NoRule):
+            self.unknown |= dict.fromkeys(entry.results, differences)
             return
 
+        for (slot, delta), (v0, v1) in zip(differences, ends, strict=True):
+            if isinstance(delta, Tensor):
+                self.set_delta(slot, delta, is_complex=v0.is_complex())
+            elif is_unchanged_choice(v0, v1):
+                continue
+            elif delta is None:
+                self.unknown[slot] = missing_rule(entry, [(v0, v1)], v0.is_complex())
+            else:
+                self.unknown[slot] = NoRule(f"{delta} (at {entry.op})")
+
+    def differences(
+        self, entry: Entry, ends: Sequence[tuple[Tensor, Tensor]]
+    ) -> list[tuple[Slot, Tensor | str | None]] | NoRule:
+        """Return the slot of each result of an operation, with its difference by the
+        rule (see `Result`). If there is no rule, or if it fails, return the reason."""
+        state = self.state
         tensors = [state.start[slot] for slot in (*entry.slots, *entry.results)]
         is_complex = state.start.is_complex and any(
             tensor.is_complex() for tensor in tensors
         )
         rules = COMPLEX if is_complex else RULES
         if entry.name not in rules:
-            self.unknown |= dict.fromkeys(
-                entry.results, missing_rule(entry, ends, is_complex)
-            )
-            return
+            return missing_rule(entry, ends, is_complex)
         try:
             deltas = rules[entry.name](Call(state, entry))
             if isinstance(deltas, Tensor):
                 deltas = (deltas, *[None] * (len(ends) - 1))
-            differences = list(zip(entry.results, deltas, ends, strict=True))
+            return list(zip(entry.results, deltas, strict=True))
         except NoRule as error:
-            located = type(error)(f"{error.reason} (at {entry.op})")
-            self.unknown |= dict.fromkeys(entry.results, located)
-            return
+            return type(error)(f"{error.reason} (at {entry.op})")
         except Exception as error:
             # the rule does not support these arguments, so there is no secant
             if is_out_of_memory(error):
                 raise
             words = next(iter(str(error).splitlines()), type(error).__name__)
-            failed = NoRule(f"the difference rule of {entry.op} fails here: {words}")
-            self.unknown |= dict.fromkeys(entry.results, failed)
-            return
-
-        for slot, delta, (v0, v1) in differences:
-            if isinstance(delta, Tensor):
-                self.set_delta(slot, delta, is_complex=v0.is_complex())
-            elif delta is not None and not is_unchanged_choice(v0, v1):
-                self.unknown[slot] = NoRule(f"{delta} (at {entry.op})")
-            elif not is_unchanged_choice(v0, v1):
-                self.unknown[slot] = missing_rule(entry, [(v0, v1)], v0.is_complex())
+            return NoRule(f"the difference rule of {entry.op} fails here: {words}")
 
     def set_delta(self, slot: Slot, delta: Tensor, *, is_complex: bool) -> None:
         """Store the difference of a value, which may be complex."""

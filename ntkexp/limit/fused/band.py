@@ -27,15 +27,15 @@ from ntkexp.limit.fused.functions import (
     add_band,
     angle,
     arc_sine,
-    cleared,
+    clear_outside,
     compiled,
     copy_band,
     exponential,
+    fill_halo,
     gap,
     lent,
     sum_window,
     wide,
-    wrapped,
 )
 
 Array = np.ndarray[Any, Any]
@@ -637,10 +637,10 @@ def apply_operations(
             add_band(work[2 * other], band.K, margin, size)
             add_band(work[2 * other + 1], band.theta, margin, size)
         elif kind == CLEAR:
-            cleared(band.K, gaps.inside, margin, size)
-            cleared(band.theta, gaps.inside, margin, size)
+            clear_outside(band.K, gaps.inside, margin, size)
+            clear_outside(band.theta, gaps.inside, margin, size)
         elif kind == WRAP:
-            wrapped(band.K, gaps.halo, margin)
-            wrapped(band.theta, gaps.halo, margin)
+            fill_halo(band.K, gaps.halo, margin)
+            fill_halo(band.theta, gaps.halo, margin)
         else:
             apply_activation(program, step, scratch, band, shape, fields)

@@ -168,7 +168,7 @@ def add_band(source: Array, target: Array, margin: int, size: int) -> None:
 
 
 @compiled
-def cleared(target: Array, inside: Array, margin: int, size: int) -> None:
+def clear_outside(target: Array, inside: Array, margin: int, size: int) -> None:
     """Set a band to zero outside the image: multiply by `inside`, which is 0 or 1."""
     start = np.uintp(margin)
     for j in range(np.uintp(size)):
@@ -176,7 +176,7 @@ def cleared(target: Array, inside: Array, margin: int, size: int) -> None:
 
 
 @compiled
-def wrapped(target: Array, halo: Array, margin: int) -> None:
+def fill_halo(target: Array, halo: Array, margin: int) -> None:
     """Fill the halo of a periodic image with copies of its pixels. `halo` lists target
     and source indices, [2, copy]."""
     start = np.uintp(margin)
@@ -185,10 +185,9 @@ def wrapped(target: Array, halo: Array, margin: int) -> None:
 
 
 @compiled
-def moved(
+def copy_numbers(
     source: Array, source_start: int, target: Array, target_start: int, count: int
 ) -> None:
-    """Copy `count` numbers from one flat array to another."""
     a = np.uintp(source_start)
     b = np.uintp(target_start)
     for j in range(np.uintp(count)):
@@ -196,23 +195,21 @@ def moved(
 
 
 @compiled
-def cleaned(target: Array, start: int, count: int) -> None:
-    """Set `count` numbers to zero."""
+def clear_numbers(target: Array, start: int, count: int) -> None:
     a = np.uintp(start)
     for j in range(np.uintp(count)):
         target[a + j] = 0
 
 
 @compiled
-def filled(target: Array, start: int, count: int, value: Any) -> None:
-    """Set `count` numbers to a value."""
+def fill_numbers(target: Array, start: int, count: int, value: Any) -> None:
     a = np.uintp(start)
     for j in range(np.uintp(count)):
         target[a + j] = value
 
 
 @compiled
-def total(band: Array, margin: int, size: int) -> Any:
+def band_total(band: Array, margin: int, size: int) -> Any:
     start = np.uintp(margin)
     value = band.dtype.type(0)
     for j in range(np.uintp(size)):

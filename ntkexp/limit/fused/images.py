@@ -20,7 +20,13 @@ from ntkexp.limit.fused.band import (
     PairFields,
     apply_operations,
 )
-from ntkexp.limit.fused.functions import cleaned, compiled, lent, moved, total
+from ntkexp.limit.fused.functions import (
+    band_total,
+    clear_numbers,
+    compiled,
+    copy_numbers,
+    lent,
+)
 
 Array = np.ndarray[Any, Any]
 Three = tuple[int, int, int]
@@ -137,7 +143,7 @@ def padded(count: int) -> int:
 
 
 @compiled
-def stacked(
+def lay_out_side(
     source: Array, target: Array, count: int, axis: BandAxis, start: int, pitch: int
 ) -> None:
     """Copy `count` lines of pixels into bands, along one axis of the image. In the
@@ -155,16 +161,16 @@ def stacked(
         here = k * pitch
         there = k * pixels * unit
         second = there + (start * unit + before) % (pixels * unit)
-        cleaned(target, here, lead)
-        moved(source, there + start * unit, target, here + lead, before)
-        cleaned(target, here + lead + before, gap)
-        moved(source, second, target, here + lead + before + gap, apart * unit)
+        clear_numbers(target, here, lead)
+        copy_numbers(source, there + start * unit, target, here + lead, before)
+        clear_numbers(target, here + lead + before, gap)
+        copy_numbers(source, second, target, here + lead + before + gap, apart * unit)
         used = lead + before + gap + apart * unit
-        cleaned(target, here + used, pitch - used)
+        clear_numbers(target, here + used, pitch - used)
 
 
 @compiled
-def laid_out(
+def lay_out(
     sources: Arrays,
     targets: Arrays,
     counts: Three,
@@ -172,14 +178,15 @@ def laid_out(
     axis: BandAxis,
     pitch: int,
 ) -> None:
-    """Copy images into bands along one axis (see `stacked`): the left images from pixel
-    0, the right images from pixel `axis.offset`, and a mask that is 1 inside the image.
+    """Copy images into bands along one axis (see `lay_out_side`): the left images from
+    pixel 0, the right images from pixel `axis.offset`, and a mask that is 1 inside the
+    image.
 
     `counts` are the numbers of fields in `sources`. Each
     field has `parts` lines along this axis."""
-    stacked(sources[0], targets[0], counts[0] * parts, axis, 0, pitch)
-    stacked(sources[1], targets[1], counts[1] * parts, axis, axis.offset, pitch)
-    stacked(sources[2], targets[2], counts[2] * parts, axis, 0, pitch)
+    lay_out_side(sources[0], targets[0], counts[0] * parts, axis, 0, pitch)
+    lay_out_side(sources[1], targets[1], counts[1] * parts, axis, axis.offset, pitch)
+    lay_out_side(sources[2], targets[2], counts[2] * parts, axis, 0, pitch)
 
 
 @compiled
@@ -232,7 +239,7 @@ def row_start(image: BandImage, z: int, y: int) -> Any:
 
 
 @compiled
-def arrived(source: Array, start: int, target: Array, image: BandImage) -> None:
+def fill_band(source: Array, start: int, target: Array, image: BandImage) -> None:
     """Fill a band with the pixels source[start:], and its gaps with zeros."""
     sizes = image.sizes
     reach = image.reach
@@ -351,16 +358,16 @@ def images(
     for k2 in range(offsets[2].shape[0]):
         o2 = offsets[2][k2]
         columns = BandAxis(sizes[2], 1, o2, reach[2], around)
-        laid_out(pixels, lines, counts, sizes[0] * sizes[1], columns, stride)
+        lay_out(pixels, lines, counts, sizes[0] * sizes[1], columns, stride)
         for k1 in range(offsets[1].shape[0]):
             o1 = offsets[1][k1]
             rows = BandAxis(sizes[1], stride, o1, reach[1], around)
-            laid_out(lines, sheets, counts, sizes[0], rows, pitch)
+            lay_out(lines, sheets, counts, sizes[0], rows, pitch)
             for k0 in range(offsets[0].shape[0]):
                 o0 = offsets[0][k0]
                 if not is_flat:
                     planes = BandAxis(sizes[0], plane, o0, reach[0], around)
-                    laid_out(sheets, bands, counts, 1, planes, size)
+                    lay_out(sheets, bands, counts, 1, planes, size)
                 if around:
                     halo = halos(
                         origins(sizes[0], o0, reach[0], around),
@@ -423,8 +430,8 @@ def at_offset(
             # K and Θ come from the finer level, or from the inputs:
             # K = mean x x′, Θ = 0.
             for k in range(arriving.shape[0]):
-                arrived(source[k, 0, i, j], first_pixel, work[2 * arriving[k]], image)
-                arrived(
+                fill_band(source[k, 0, i, j], first_pixel, work[2 * arriving[k]], image)
+                fill_band(
                     source[k, 1, i, j], first_pixel, work[2 * arriving[k] + 1], image
                 )
             if arriving.shape[0] == 0:
@@ -449,8 +456,8 @@ def at_offset(
                 coarse = KernelBand(target[k, 0, i, j], target[k, 1, i, j])
                 add_to_coarse(band, coarse, image, transfer, k, ways)
             if departing.shape[0] == 0:
-                sums[0, i, j] += total(work[0], margin, size)
-                sums[1, i, j] += total(work[1], margin, size)
+                sums[0, i, j] += band_total(work[0], margin, size)
+                sums[1, i, j] += band_total(work[1], margin, size)
 
 
 @compiled

@@ -71,7 +71,6 @@ class Level:
 
     @property
     def registers(self) -> int:
-        """The number of registers, which are counted from 0."""
         used = base.registers((*self.operations, *self.coarsenings))
         return max(1, *(1 + arrival for arrival in self.arrivals), used)
 
@@ -296,25 +295,19 @@ class Tables:
 
 def tables(level: Level, left: Side, right: Side) -> Tables:
     """Compute the tables of a level for the examples of both sides."""
-    # Compute the fields of each nonlinear operation (with `fields_of`),
-    # for both sides at once.
     sides = [left] if left is right else [left, right]
-    functions = [
-        (step.fields_of, step.variance_index)
-        for step in level.operations
-        if step.fields_of
-    ]
-    fields = [
-        function(torch.cat([side.variances[index] for side in sides]))
-        for function, index in functions
-    ]
-    field_counts = iter([len(fields_of_operation) for fields_of_operation in fields])
+    # the fields of all nonlinear operations (with `fields_of`), for both sides at once
+    fields: list[tuple[torch.Tensor, ...]] = []
     operations = np.zeros((len(level.operations), WORDS_PER_OPERATION), np.int64)
     weights = np.zeros((len(level.operations), WEIGHTS_PER_OPERATION), float)
     spread: list[int] = []
     first = 0
     for k, step in enumerate(level.operations):
-        end = first + (next(field_counts) if step.fields_of else 0)
+        end = first
+        if step.fields_of:
+            q = torch.cat([side.variances[step.variance_index] for side in sides])
+            fields.append(step.fields_of(q))
+            end += len(fields[-1])
         operations[k] = (
             step.kind,
             step.register,
@@ -416,7 +409,36 @@ def program(layers: LayerChain, shape: Shape) -> BandProgram:
     """
     planes, rows, columns = (1, 1, 1, *shape[1:])[-3:]
     sizes = (planes, rows, columns)
-    # the longest prefix of layers that have a fused form
+    operations, rest = fused_prefix(layers, shape, sizes)
+    rest_shape = base.shapes(layers[: len(layers) - len(rest)], shape)[-1]
+    if len(shape) == 1:
+        if not any(operation.fields_of for operation in operations):
+            raise NoFusedForm("a linear network")
+        level = Level(sizes, operations=joined(operations, {0}))
+        return BandProgram((level,), shape[0], None, (), rest_shape)
+    by_level = [
+        replace(level, operations=joined(level.operations, {0, *level.arrivals}))
+        for level in levels((*operations, Operation(CLEAR, 0)), sizes)
+    ]
+    end: AbstractLayer | None = None
+    if rest[0].averages and base.defines_itself(rest[0], "averages"):
+        end, *others = rest
+        end_pairs = end.input_pairs(NO_PAIRS, rest_shape)
+        rest = tuple(others)
+        rest_shape = end.shape(rest_shape)
+    else:
+        end_pairs = base.input_pairs(rest, NO_PAIRS, rest_shape)
+        # A coarsening with windows of one pixel stores the bands of the last level.
+        unchanged = coarsen(0, [Coarse.strided(n, 1) for n in by_level[-1].sizes])
+        by_level[-1] = replace(by_level[-1], coarsenings=(unchanged,))
+    return BandProgram(with_pairs(by_level, end_pairs), shape[0], end, rest, rest_shape)
+
+
+def fused_prefix(
+    layers: LayerChain, shape: Shape, sizes: Sizes
+) -> tuple[Operations, LayerChain]:
+    """Return the operations of the longest prefix of layers that have a fused form, and
+    the remaining layers. `variance_index` numbers the nonlinear operations."""
     operations: Operations = ()
     fused_layers = 0
     rest_shape = shape
@@ -430,38 +452,14 @@ def program(layers: LayerChain, shape: Shape) -> BandProgram:
     except NoFusedForm:
         if len(shape) == 1 or layers[fused_layers].shape(rest_shape)[1:] == shape[1:]:
             raise
-    # number the nonlinear operations (those with `fields_of`): `variance_index` is an
-    # index into `Side.variances`
     numbers = count()
-    operations = tuple(
+    numbered = tuple(
         replace(operation, variance_index=next(numbers))
         if operation.fields_of
         else operation
         for operation in operations
     )
-    if len(shape) == 1:
-        if not next(numbers):
-            raise NoFusedForm("a linear network")
-        level = Level(sizes, operations=joined(operations, {0}))
-        return BandProgram((level,), shape[0], None, (), rest_shape)
-    by_level = [
-        replace(level, operations=joined(level.operations, {0, *level.arrivals}))
-        for level in levels((*operations, Operation(CLEAR, 0)), sizes)
-    ]
-    last = layers[fused_layers]
-    if last.averages and base.defines_itself(last, "averages"):
-        end_pairs = last.input_pairs(Pairs((), ()), rest_shape)
-        end = last
-        rest = layers[fused_layers + 1 :]
-        rest_shape = last.shape(rest_shape)
-    else:
-        end = None
-        rest = layers[fused_layers:]
-        end_pairs = base.input_pairs(rest, Pairs((), ()), rest_shape)
-        # A coarsening with windows of one pixel stores the bands of the last level.
-        unchanged = coarsen(0, [Coarse.strided(n, 1) for n in by_level[-1].sizes])
-        by_level[-1] = replace(by_level[-1], coarsenings=(unchanged,))
-    return BandProgram(with_pairs(by_level, end_pairs), shape[0], end, rest, rest_shape)
+    return numbered, layers[fused_layers:]
 
 
 def with_pairs(by_level: list[Level], end_pairs: Pairs) -> tuple[Level, ...]:

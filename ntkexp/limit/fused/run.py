@@ -25,7 +25,7 @@ from ntkexp.limit.fused.band import (
     PairFields,
     apply_operations,
 )
-from ntkexp.limit.fused.functions import beyond, compiled, exponent, filled, lent
+from ntkexp.limit.fused.functions import beyond, compiled, exponent, fill_numbers, lent
 from ntkexp.limit.fused.images import ImageGrid, ImageSides, LevelTransfer, images
 from ntkexp.limit.fused.program import (
     BandProgram,
@@ -108,7 +108,7 @@ def apply_to_vectors(
         size = columns - begin
         rows = KernelRows(inputs[i], nngp[i], ntk[i])
         for field in spread:
-            filled(one, field * PIECE, size, left[i, field])
+            fill_numbers(one, field * PIECE, size, left[i, field])
         row_fields = PairFields(
             one, two, begin_left, begin, pitch, columns, program.equal, left[i]
         )
@@ -158,7 +158,7 @@ def apply_to_piece(
 
 
 @compiled
-def mirrored(whole: Array, first: int, last: int, begin: int, end: int) -> None:
+def mirror(whole: Array, first: int, last: int, begin: int, end: int) -> None:
     """Copy a block of rows and columns from above the diagonal to below it."""
     for j in range(max(begin, first + 1), end):
         for i in range(np.uintp(first), np.uintp(min(last, j))):
@@ -240,24 +240,18 @@ def kernels_of_vectors(
         matrices = KernelRows(inputs, nngp[block], ntk[block])
         largest_exponent: int = apply_to_vectors(compiled_program, sides, matrices)
         if same:
-            mirrored(nngp, row.start, row.stop, column.start, column.stop)
-            mirrored(ntk, row.start, row.stop, column.start, column.stop)
+            mirror(nngp, row.start, row.stop, column.start, column.stop)
+            mirror(ntk, row.start, row.stop, column.start, column.stop)
         return largest_exponent
 
     largest = 0
     for strip in split_range(0, len(left.x), len(products)):
         # ⟨x, x′⟩/d for the rows of the strip
         first = strip.start if same else 0
-        rows = strip.stop - strip.start
-        inner = products[:rows, first:]
-        torch.addmm(
-            inner,
-            left.x[strip],
-            right.x[first:].t(),
-            beta=0,
-            alpha=1 / left.x.shape[1],
-            out=inner,
-        )
+        x = left.x[strip]
+        inner = products[: len(x), first:]
+        columns = right.x[first:].t()
+        torch.addmm(inner, x, columns, beta=0, alpha=1 / x.shape[1], out=inner)
         parts = strip_parts(strip, len(right.x), same, threads)
         largest = max(
             [largest, *in_threads(apply_to_sub_block, parts, threads, len(parts))]

@@ -12,7 +12,7 @@ of the weights (call.py)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -73,12 +73,10 @@ def prod(call: Call) -> Tensor:
     """Return the difference of the product of all elements, or of products along an
     axis. Elements may be zero, so apply the product rule to pairs of elements, then to
     pairs of products, and so on."""
-
     value, *dims = call.args
-    return tree_reduce(
-        merge_axes(call.expanded(value), dims[0] if dims else []),
-        partial(product_of, call),
-    ).change.reshape(call.start.shape)
+    factors = merge_axes(call.expanded(value), dims[0] if dims else [])
+    product = tree_reduce(factors, partial(product_of, call))
+    return product.change.reshape(call.start.shape)
 
 
 def cumprod(call: Call) -> Tensor:
@@ -126,9 +124,7 @@ def cross(call: Call) -> Tensor:
 def div(call: Call) -> Tensor:
     """Return Δ(a/b) with broadcasting. One of a and b may be a number."""
     if call.arguments.get("rounding_mode") is not None:
-        raise NoRule(
-            f"{call.entry.op} rounds, so its differences are no multiples of its arguments'"
-        )
+        raise NoRule("no difference rule for a division with rounding_mode")
     above, below = call.args
     return divide(call, above, below, call.start.shape)
 
@@ -215,16 +211,14 @@ def baddbmm(call: Call) -> Tensor:
     """Return the difference of βx + αA_kB_k: β Δx + α (ΔA_k B̄_k + Ā_k ΔB_k)."""
     added, left, right = call.args
     if call.is_use(left) or call.is_use(right):
-        raise NoRule("baddbmm multiplies a batch with a weight, which has no factors")
+        raise NoRule("no difference rule for baddbmm of a weight and inputs")
     gain = call.arguments["alpha"]
     shift = call.arguments["beta"]
     terms = []
     if added.delta is not None:
         terms.append(shift * call.delta(added, call.start.shape))
-    return sum_terms(
-        terms + [gain * term for term in terms_of(torch.bmm, call, left, right)],
-        call.start.shape,
-    )
+    terms += [gain * term for term in terms_of(torch.bmm, call, left, right)]
+    return sum_terms(terms, call.start.shape)
 
 
 def trilinear(call: Call) -> Tensor:
@@ -233,7 +227,7 @@ def trilinear(call: Call) -> Tensor:
     left, weight, right, *layout = call.args
     if layout[:4] != [[1, 3], [0], [1, 2], [2, 3]]:
         raise NoRule(
-            "a sum of products of three tensors that is not that of nn.Bilinear"
+            "no difference rule for products of three tensors, except nn.Bilinear"
         )
     pairs = product_of(call, left[:, :, None], right[:, None, :])
     return call.product(
@@ -267,28 +261,8 @@ def convolution(call: Call) -> Tensor:
     """Return the difference of a convolution x ∗ W + b: Δx ∗ W̄ + x̄ ∗ ΔW + Δb."""
     x, kernel, bias, *how = call.args
     terms = []
-    # Δx ∗ W̄. Its transpose may get many vectors along leading axes, and treats all of
-    # them as one batch of images.
-    if x.delta is not None:
-        delta = call.delta(x)
-        mean = call.mean(kernel)
-        lead = 1 - delta.dim()
-        shape = delta.shape[1:]
-
-        def linear(v: Tensor) -> Tensor:
-            images = torch.convolution(v.flatten(0, lead - 1), mean, None, *how)
-            return images.view(*v.shape[:lead], *images.shape[1:])
-
-        def transpose(w: Tensor) -> Tensor:
-            images: Tensor = CONVOLVE_BACK(w.flatten(0, lead - 1), shape, mean, *how)
-            return images.view(*w.shape[:lead], *shape)
-
-        nothing = call.start.shape if call.state.pullback_only else None
-        terms.append(
-            apply_linear(
-                delta, linear, on_shared_vector(transpose, -delta.dim()), nothing
-            )
-        )
+    if x.delta is not None:  # Δx ∗ W̄
+        terms.append(input_convolution(call, call.delta(x), call.mean(kernel), how))
     if call.is_use(kernel):
         added = bias if bias is not None and call.is_use(bias) else None
         terms.append(convolution_use(call, x, kernel, added, how))
@@ -301,17 +275,41 @@ def convolution(call: Call) -> Tensor:
     return sum_terms(terms, call.start.shape)
 
 
+def input_convolution(
+    call: Call, delta: Tensor, mean: Tensor, how: list[Any]
+) -> Tensor:
+    """Return Δx ∗ W̄. Its transpose may get many vectors along leading axes, and treats
+    all of them as one batch of images."""
+    lead = 1 - delta.dim()
+    shape = delta.shape[1:]
+
+    def linear(v: Tensor) -> Tensor:
+        images = torch.convolution(v.flatten(0, lead - 1), mean, None, *how)
+        return images.view(*v.shape[:lead], *images.shape[1:])
+
+    def transpose(w: Tensor) -> Tensor:
+        images: Tensor = CONVOLVE_BACK(w.flatten(0, lead - 1), shape, mean, *how)
+        return images.view(*w.shape[:lead], *shape)
+
+    shared = on_shared_vector(transpose, -delta.dim())
+    zero_shape = call.start.shape if call.state.pullback_only else None
+    return apply_linear(delta, linear, shared, zero_shape)
+
+
 def convolution_use(
     call: Call, x: Ends, kernel: Ends, bias: Ends | None, how: list[Any]
 ) -> Tensor:
     """Return x̄ ∗ ΔW + Δb as a product of patches with the kernel ΔW, or as one product
     for each group. Record a use of W."""
-    stride, padding, dilation, transposed, extra, groups = how
+    stride, padding, dilation, transposed, _, groups = how
     image = call.mean(x)
     size = kernel.start.shape[2:]
-    # convert a transposed convolution to a plain one: exchange input and output
-    # channels, and reverse the window
+    # convert a transposed convolution to a plain one: spread the input, exchange input
+    # and output channels, and reverse the window
     if transposed:
+        image = spread_image(image, size, how)
+        padding = (0,) * len(size)
+        stride = (1,) * len(size)
         window = tuple(range(2, kernel.start.dim()))
         kernel = kernel.view(
             lambda v: (
@@ -321,28 +319,32 @@ def convolution_use(
                 .flip(window)
             )
         )
-        # insert zeros between and around the elements of the input
-        apart = [(n - 1) * s + 1 for n, s in zip(image.shape[2:], stride, strict=True)]
-        axes = [
-            torch.arange(n, device=image.device) * s
-            for n, s in zip(image.shape, (1, 1, *stride), strict=True)
-        ]
-        places = torch.meshgrid(*axes, indexing="ij")
-        spread = image.new_zeros(*image.shape[:2], *apart).index_put(places, image)
-        # margins before and after each axis, the last axis first (as in `pad`)
-        reach = [d * (w - 1) for d, w in zip(dilation, size, strict=True)]
-        margins: list[int] = []
-        for r, p, e in reversed(list(zip(reach, padding, extra, strict=True))):
-            margins += [r - p, r - p + e]
-        image = torch.nn.functional.pad(spread, margins)
-        padding = (0,) * len(stride)
-        stride = (1,) * len(stride)
     rows = Window(image, size, stride, padding, dilation).rows
     if groups > 1:
         tap = call.grouped_use(rows, groups, kernel.view(lambda v: v.flatten(1)), bias)
     else:
         tap = call.product_use(rows, kernel.view(lambda v: v.flatten(1).t()), bias)
     return tap.view(call.start.shape)
+
+
+def spread_image(image: Tensor, size: Sequence[int], how: list[Any]) -> Tensor:
+    """Insert zeros between and around the pixels of the input of a transposed
+    convolution with a window of this size."""
+    stride, padding, dilation, _, extra, _ = how
+    # zeros between the pixels
+    apart = [(n - 1) * s + 1 for n, s in zip(image.shape[2:], stride, strict=True)]
+    axes = [
+        torch.arange(n, device=image.device) * s
+        for n, s in zip(image.shape, (1, 1, *stride), strict=True)
+    ]
+    places = torch.meshgrid(*axes, indexing="ij")
+    spread = image.new_zeros(*image.shape[:2], *apart).index_put(places, image)
+    # zeros before and after each axis, the last axis first (as in `pad`)
+    margins: list[int] = []
+    for k in reversed(range(len(size))):
+        margin = dilation[k] * (size[k] - 1) - padding[k]
+        margins += [margin, margin + extra[k]]
+    return torch.nn.functional.pad(spread, margins)
 
 
 BILINEAR: dict[str, Rule] = {**NUMBER_PRODUCTS, **MATRICES, "convolution": convolution}

@@ -48,17 +48,17 @@ value of this argument, and of the other argument.
 """
 
 
-def of_two(by_left: Side, by_right: Side, call: Call) -> Tensor:
+def by_averaged_slopes(by_left: Side, by_right: Side, call: Call) -> Tensor:
     """Return Δf = ½[D_a(b₀) + D_a(b₁)] Δa + ½[D_b(a₀) + D_b(a₁)] Δb."""
     left, right = call.expanded_pair()
     terms = []
     for value, other, side in ((left, right, by_left), (right, left, by_right)):
         if value.delta is not None:
-            terms.append(average(call, value, other, side) * value.delta)
+            terms.append(averaged_slope(call, value, other, side) * value.delta)
     return sum_terms(terms, call.start.shape)
 
 
-def average(call: Call, value: Ends, other: Ends, side: Side) -> Tensor:
+def averaged_slope(call: Call, value: Ends, other: Ends, side: Side) -> Tensor:
     """Return ½[D_a(b₀) + D_a(b₁)], the mean of two slopes: at the start value and at
     the end value of the other argument."""
     if other.delta is None:
@@ -71,7 +71,7 @@ def average(call: Call, value: Ends, other: Ends, side: Side) -> Tensor:
 def angle_by_height(y0: Tensor, y1: Tensor, x: Tensor) -> Tensor:
     """Return the slope of atan2(y, x) in y, by the angle between (x,
     y₀) and (x, y₁)."""
-    return turn(
+    return angle_quotient(
         x * (y1 - y0),
         x * x + y0 * y1,
         torch.atan2(y1, x) - torch.atan2(y0, x),
@@ -83,7 +83,7 @@ def angle_by_height(y0: Tensor, y1: Tensor, x: Tensor) -> Tensor:
 def angle_by_width(x0: Tensor, x1: Tensor, y: Tensor) -> Tensor:
     """Return the slope of atan2(y, x) in x, by the angle between (x₀,
     y) and (x₁, y)."""
-    return turn(
+    return angle_quotient(
         -y * (x1 - x0),
         x0 * x1 + y * y,
         torch.atan2(y, x1) - torch.atan2(y, x0),
@@ -92,7 +92,7 @@ def angle_by_width(x0: Tensor, x1: Tensor, y: Tensor) -> Tensor:
     )
 
 
-def turn(
+def angle_quotient(
     cross: Tensor, dot: Tensor, change: Tensor, d: Tensor, lever: Tensor
 ) -> Tensor:
     """Return the angle between two vectors, divided by d. If d = 0, return its limit,
@@ -108,7 +108,7 @@ def turn(
     )
 
 
-def length(call: Call) -> Tensor:
+def hypotenuse(call: Call) -> Tensor:
     """Return the difference of h = √(a² + b²): ((a₀ + a₁) Δa + (b₀ + b₁) Δb)/(h₀ + h₁).
 
     It follows from Δ(h²) = (h₀ + h₁) Δh.
@@ -166,20 +166,20 @@ def gap_delta(left: Ends, right: Ends) -> Tensor | None:
     return right.delta - left.delta
 
 
-def left_over(call: Call) -> Tensor:
-    remainder = call.entry.op.overloadpacket
-    return of_two(
-        lambda z0, z1, b: slope_of_pieces(lambda z: remainder(z, b), z0, z1),
-        lambda z0, z1, a: slope_of_pieces(lambda z: remainder(a, z), z0, z1),
+def remainder(call: Call) -> Tensor:
+    function = call.entry.op.overloadpacket
+    return by_averaged_slopes(
+        lambda z0, z1, b: slope_of_pieces(lambda z: function(z, b), z0, z1),
+        lambda z0, z1, a: slope_of_pieces(lambda z: function(a, z), z0, z1),
         call,
     )
 
 
-def raised(call: Call) -> Tensor:
+def variable_power(call: Call) -> Tensor:
     """Return Δ(aᵇ), by averaged slopes. If b is a Python number, use the rule for
     powers."""
     if isinstance(call.args[1], Ends):
-        return of_two(
+        return by_averaged_slopes(
             lambda z0, z1, p: real_power(p, z0, z1),
             lambda z0, z1, base: exponential(base, z0, z1),
             call,
@@ -224,7 +224,7 @@ def log_times(shift: float) -> Rule:
         slope = a * log_slope(shift + z0, shift + z1, z1 - z0)
         return torch.where(a == 0, 0.0, slope)
 
-    return partial(of_two, slope_in_a, slope_in_b)
+    return partial(by_averaged_slopes, slope_in_a, slope_in_b)
 
 
 # The binary cross-entropy of logits or of probabilities is a sum of products of labels
@@ -310,20 +310,22 @@ def copysign_by_sign(z0: Tensor, z1: Tensor, size: Tensor) -> Tensor:
 
 
 BINARY: dict[str, Rule] = {
-    "atan2": partial(of_two, angle_by_height, angle_by_width),
+    "atan2": partial(by_averaged_slopes, angle_by_height, angle_by_width),
     "binary_cross_entropy": cross_entropy_of_probabilities,
     "binary_cross_entropy_with_logits": cross_entropy_of_logits,
-    "copysign": partial(of_two, copysign_by_size, copysign_by_sign),
-    "hypot": length,
+    "copysign": partial(by_averaged_slopes, copysign_by_size, copysign_by_sign),
+    "hypot": hypotenuse,
     "ldexp": partial(
-        of_two, lambda z0, z1, b: torch.exp2(b), lambda z0, z1, a: a * exp2(z0, z1)
+        by_averaged_slopes,
+        lambda z0, z1, b: torch.exp2(b),
+        lambda z0, z1, a: a * exp2(z0, z1),
     ),
     "lerp": lerp,
     **dict.fromkeys(("mse_loss", "smooth_l1_loss", "huber_loss"), loss_of_gap),
     "logaddexp": partial(log_sum, torch.e),
     "logaddexp2": partial(log_sum, 2.0),
-    "pow": raised,
-    **dict.fromkeys(("remainder", "fmod"), left_over),
+    "pow": variable_power,
+    **dict.fromkeys(("remainder", "fmod"), remainder),
     "special_xlog1py": log_times(1.0),
     "xlogy": log_times(0.0),
 }

@@ -14,11 +14,13 @@ the step does not change the order. Otherwise their rules raise ChoiceChanged.""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from typing import Any
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from ntkexp.kernel.secant.call import (
@@ -33,7 +35,7 @@ from ntkexp.kernel.secant.call import (
     tree_reduce,
 )
 from ntkexp.kernel.secant.rules.elementwise import analytic, quotient, relu
-from ntkexp.kernel.secant.rules.linear import constant, join
+from ntkexp.kernel.secant.rules.linear import constant, linear_in_all
 
 
 def pairwise(call: Call, left: Ends, right: Ends, sign: int, tied: float = 0.5) -> Ends:
@@ -59,7 +61,7 @@ def pairwise(call: Call, left: Ends, right: Ends, sign: int, tied: float = 0.5) 
     return Ends(start, end, sum_terms(terms, start.shape))
 
 
-def of_two(sign: int, tied: float, call: Call) -> Tensor:
+def larger_of_two(sign: int, tied: float, call: Call) -> Tensor:
     """Return Δmax(a, b) or Δmin(a, b), with broadcasting."""
     return pairwise(call, *call.expanded_pair(), sign, tied).change
 
@@ -83,7 +85,7 @@ def extremes(signs: tuple[int, ...], call: Call) -> Result:
     axes, by a tournament. If the operation takes two tensors,
     compare them element by element."""
     if "other" in call.arguments:
-        return of_two(signs[0], 0.5, call)
+        return larger_of_two(signs[0], 0.5, call)
     dims = call.arguments.get("dim")
     results = []
     for sign in signs:
@@ -116,22 +118,22 @@ def follow_order(call: Call) -> Result:
 
 BOUNDS = {"clamp": (1, -1), "clamp_min": (1,), "clamp_max": (-1,)}
 ORDER_OPERATIONS: dict[str, Rule] = {
-    "maximum": partial(of_two, 1, 0.5),
-    "minimum": partial(of_two, -1, 0.5),
+    "maximum": partial(larger_of_two, 1, 0.5),
+    "minimum": partial(larger_of_two, -1, 0.5),
     **dict.fromkeys(("max", "amax"), partial(extremes, (1,))),
     **dict.fromkeys(("min", "amin"), partial(extremes, (-1,))),
     "aminmax": partial(extremes, (-1, 1)),
     **dict.fromkeys(BOUNDS, clamp),
     # if both values are equal, torch gives the whole gradient to the first
-    "fmax": partial(of_two, 1, 0.0),
-    "fmin": partial(of_two, -1, 0.0),
+    "fmax": partial(larger_of_two, 1, 0.0),
+    "fmin": partial(larger_of_two, -1, 0.0),
     **dict.fromkeys(
         ("sort", "topk", "cummax", "cummin", "median", "mode", "kthvalue"), follow_order
     ),
 }
 
 
-# Several values are scattered to one element of a tensor, which becomes the maximum m.
+# `scatter_reduce`: several values are written to one element, which becomes the maximum m.
 # Let a be the mean of the values that are largest at the start, and b the mean of the
 # values that are largest at the end. (Several values may be tied.) Both means change in
 # the step, and m = max(a, b) at both ends. So
@@ -142,68 +144,74 @@ ORDER_OPERATIONS: dict[str, Rule] = {
 # terms, so they have no cancellation.
 
 
+@dataclass(frozen=True)
+class Competition:
+    """The values that compete for each element of a target: the element itself, if
+    `counts` is 1, and the values of the source that are written to it."""
+
+    dim: int
+    indices: Int[Tensor, "..."]
+    counts: Float[Tensor, "..."]
+
+    def gather(self, v: Tensor) -> Tensor:
+        return v.gather(self.dim, self.indices)
+
+    def scatter(self, v: Tensor) -> Tensor:
+        zero = torch.zeros_like(self.counts, dtype=v.dtype)
+        return zero.scatter_add(self.dim, self.indices, v)
+
+    def shares(
+        self, m: Tensor, target: Tensor, source: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return the share of each value in the maximum m, for the target and the
+        source: 1/k for each of the k values that equal m, 0 for all others."""
+        of_target = (target == m) * self.counts
+        of_source = (source == self.gather(m)).to(self.counts.dtype)
+        number = of_target + self.scatter(of_source)
+        return of_target / number, of_source / self.gather(number)
+
+    def distance(
+        self, m: Tensor, target: Tensor, source: Tensor, shares: tuple[Tensor, Tensor]
+    ) -> Tensor:
+        """Return the distance |m − v| of the maximum m from the mean v of the values,
+        weighted by `shares`."""
+        of_target, of_source = shares
+        missed = of_source * (self.gather(m) - source).abs()
+        return of_target * (m - target).abs() + self.scatter(missed)
+
+
 def scatter_reduce(call: Call) -> Result:
-    """Return the difference of `scatter_reduce`,
-    which reduces values into a tensor by index."""
     how = call.args[4]
     if how in ("sum", "mean"):
-        return join(call)
+        return linear_in_all(call)
     if how not in ("amax", "amin"):
-        raise NoRule(f"what is written is reduced by {how!r}")
+        raise NoRule(f"no difference rule for scatter_reduce with reduce={how!r}")
     target, dim, index, source = call.args[:4]
     indices = constant(index)
     written = source[tuple(slice(size) for size in indices.shape)]
-
-    def gather(v: Tensor) -> Tensor:
-        return v.gather(dim, indices)
-
-    def scatter(v: Tensor) -> Tensor:
-        return torch.zeros_like(target.start, dtype=v.dtype).scatter_add(
-            dim, indices, v
-        )
-
-    # `counts` is 1 where the value of the target competes for the maximum. With
-    # include_self=False, this is only the case where no value is written.
     kind = target.start.dtype
-    counts = torch.ones_like(target.start)
+    rivals = Competition(dim, indices, torch.ones_like(target.start))
     if not call.arguments["include_self"]:
-        counts = (scatter(torch.ones_like(written.start)) == 0).to(kind)
-
-    def shares(result: Tensor, own: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the share of each value in the maximum, for the values of the target
-        and of the source: 1/k for each of the k values that equal the maximum, 0 for
-        all others.
-        """
-        of_target = (own == result) * counts
-        of_source = (values == gather(result)).to(kind)
-        number = of_target + scatter(of_source)
-        return of_target / number, of_source / gather(number)
+        # an element competes only if no value is written to it
+        number = rivals.scatter(torch.ones_like(written.start))
+        rivals = replace(rivals, counts=(number == 0).to(kind))
 
     m0, m1 = (result.to(kind) for result in call.result_ends[0])
-    target0, source0 = shares(m0, target.start, written.start)
-    target1, source1 = shares(m1, target.end, written.end)
-
-    def missed(
-        result: Tensor, own: Tensor, values: Tensor, share: tuple[Tensor, Tensor]
-    ) -> Tensor:
-        """Return m − v, the distance between the largest value m and the mean v of the
-        values, weighted by `share`."""
-        return share[0] * (result - own).abs() + scatter(
-            share[1] * (gather(result) - values).abs()
-        )
-
+    shares0 = rivals.shares(m0, target.start, written.start)
+    shares1 = rivals.shares(m1, target.end, written.end)
     # b − a at the start and at the end, where one of a and b is the maximum
-    behind = -missed(m0, target.start, written.start, (target1, source1))
-    ahead = missed(m1, target.end, written.end, (target0, source0))
+    behind = -rivals.distance(m0, target.start, written.start, shares1)
+    ahead = rivals.distance(m1, target.end, written.end, shares0)
     w = torch.where((behind == 0) & (ahead == 0), 0.5, relu(behind, ahead))
+
+    # (1 − w) Δa + w Δb
     terms = []
     if target.delta is not None:
-        terms.append(
-            call.delta(target, gain=call.coefficient(torch.lerp(target0, target1, w)))
-        )
+        share = call.coefficient(torch.lerp(shares0[0], shares1[0], w))
+        terms.append(call.delta(target, gain=share))
     if written.delta is not None:
-        share = call.coefficient(torch.lerp(source0, source1, gather(w)))
-        terms.append(scatter(call.delta(written, gain=share)))
+        share = call.coefficient(torch.lerp(shares0[1], shares1[1], rivals.gather(w)))
+        terms.append(rivals.scatter(call.delta(written, gain=share)))
     return sum_terms(terms, call.start.shape)
 
 
@@ -224,7 +232,7 @@ def index_put(call: Call) -> Result:
             "a mask that changes between the ends of a step decides where rows are written"
         )
     if any(accumulate) or not alone or value.start.dim() > inner or rows:
-        return join(call)
+        return linear_in_all(call)
     return select(
         call, mask.view(lambda m: m.reshape(*m.shape, *[1] * inner)), value, target
     )
@@ -237,7 +245,7 @@ def combine(constant: float, factor: float, call: Call) -> Tensor:
     shape = call.start.shape
     kind = next(value.delta.dtype for value in call.args if value.delta is not None)
     if call.start.dtype != torch.bool:
-        raise ChoiceChanged("bits of whole numbers change between the ends of a step")
+        raise ChoiceChanged("bits of integers change between the ends of a step")
     a, b = call.args
     terms = []
     for value, other in ((a, b), (b, a)):
@@ -270,7 +278,7 @@ def select(call: Call, mask: Ends, yes: Any, no: Any) -> Tensor:
         jump = torch.where(changed, (yes.start + yes.end - no.start - no.end) / 2, zero)
         if not jump.isfinite().all():
             raise ChoiceChanged(
-                "a mask changes between the ends of a step where its value is infinite"
+                "a mask changes between the ends of a step at an infinite value"
             )
         terms.append(jump * call.delta(mask, shape))
     return sum_terms(terms, shape)
@@ -320,51 +328,45 @@ MASKS: dict[str, Rule] = {
 
 
 def max_pool(call: Call) -> Result:
-    """Return the difference of the maximum of each window, by a tournament. Each
-    competitor is a shifted copy of the input."""
+    """Return the difference of the maximum of each window, by a tournament between
+    shifted copies of the input."""
     value = call.expanded(call.args[0])
-    window = call.args[1]
+    count = call.start.shape[2:]
     how = call.arguments
-    space = value.start.dim() - 2
     window, stride, padding, dilation = (
         # one number for each dimension
-        numbers * space if len(numbers) == 1 else numbers
+        numbers * len(count) if len(numbers) == 1 else numbers
         for numbers in (
-            window,
-            how["stride"] or window,
+            call.args[1],
+            how["stride"] or call.args[1],
             how["padding"],
             how["dilation"],
         )
     )
-    count = call.start.shape[2:]
-    reach = [
-        s * (n - 1) + d * (w - 1) + 1
-        for s, n, d, w in zip(stride, count, dilation, window, strict=True)
-    ]
-    # pad if the last window crosses the border; otherwise cut off the unused rest
-    borders = [
-        width
-        for p, far, n in reversed(
-            list(zip(padding, reach, value.start.shape[2:], strict=True))
-        )
-        for width in (p, far - n - p)
-    ]
+    # padding before and after each axis, the last axis first (as in `pad`). Windows may
+    # not reach the last elements: negative padding then cuts them off.
+    borders: list[int] = []
+    for k in reversed(range(len(count))):
+        reach = stride[k] * (count[k] - 1) + dilation[k] * (window[k] - 1) + 1
+        borders += [padding[k], reach - value.start.shape[2 + k] - padding[k]]
 
-    def shown(v: Tensor, fill: float) -> Tensor:
+    def shifted_copies(v: Tensor, fill: float) -> Tensor:
         v = torch.nn.functional.pad(v, borders, value=fill)
-        views = []
+        copies = []
         for offset in product(*map(range, window)):
             places = [
                 slice(d * o, d * o + s * (n - 1) + 1, s)
                 for d, o, n, s in zip(dilation, offset, count, stride, strict=True)
             ]
-            views.append(v[(slice(None), slice(None), *places)])
-        return torch.stack(views, dim=-1)
+            copies.append(v[(slice(None), slice(None), *places)])
+        return torch.stack(copies, dim=-1)
 
     # pad with a finite number, because the difference of two infinities would be nan
     lowest = torch.finfo(value.start.dtype).min / 4
     windows = Ends(
-        shown(value.start, lowest), shown(value.end, lowest), shown(value.change, 0.0)
+        shifted_copies(value.start, lowest),
+        shifted_copies(value.end, lowest),
+        shifted_copies(value.change, 0.0),
     )
     return tree_reduce(
         windows, lambda left, right: pairwise(call, left, right, 1)
@@ -384,10 +386,10 @@ def adaptive_max_pool(call: Call) -> Result:
         size = best.start.shape[axis]
         ends = [(k * size // count, -(-(k + 1) * size // count)) for k in range(count)]
         longest = max(stop - start for start, stop in ends)
-        shown = [
+        members = [
             [min(start + k, stop - 1) for k in range(longest)] for start, stop in ends
         ]
-        places = torch.tensor(shown).to(best.start.device)
+        places = torch.tensor(members).to(best.start.device)
         # the windows replace the axis, and their elements form a new last axis
         shape = (*best.start.shape[:axis], *places.shape, *best.start.shape[axis + 1 :])
         windows = best.view(

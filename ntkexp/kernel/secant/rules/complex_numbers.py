@@ -19,7 +19,11 @@ from torch.utils._pytree import tree_map
 
 from ntkexp.kernel.secant.call import Call, Ends, NoRule, Rule, real_part, sum_terms
 from ntkexp.kernel.secant.rules import bilinear, choice, linear
-from ntkexp.kernel.secant.rules.binary import angle_by_height, angle_by_width, average
+from ntkexp.kernel.secant.rules.binary import (
+    angle_by_height,
+    angle_by_width,
+    averaged_slope,
+)
 from ntkexp.kernel.secant.rules.elementwise import (
     applied,
     cos,
@@ -53,7 +57,7 @@ def polar(call: Call) -> Tensor:
     return torch.complex(*terms)
 
 
-def written(call: Call) -> Tensor:
+def write_parts(call: Call) -> Tensor:
     """Return the difference of an operation that writes one complex tensor into another.
 
     Apply the operation to the differences, separately for real and imaginary parts,
@@ -96,7 +100,7 @@ def angle(call: Call) -> Tensor:
     value = call.expanded(call.args[0])
     width, height = (value.view(partial(real_part, part=k)) for k in (0, 1))
     terms = [
-        average(call, *sides, slope) * sides[0].change
+        averaged_slope(call, *sides, slope) * sides[0].change
         for sides, slope in (
             ((height, width), angle_by_height),
             ((width, height), angle_by_width),
@@ -111,7 +115,7 @@ def direction(call: Call) -> Tensor:
     value: Ends = call.args[0]
     size = Ends(value.start.abs(), value.end.abs(), length(call))
     if not bool((size.start > 0).all() and (size.end > 0).all()):
-        raise NoRule("the direction of a complex number that is zero")
+        raise NoRule("the sign of a complex number that is zero at an end of a step")
     return bilinear.divide(call, call.expanded(value), size, call.start.shape)
 
 
@@ -129,7 +133,7 @@ def power(call: Call, z0: Tensor, z1: Tensor) -> Tensor:
     Raise NoRule for other n."""
     n = call.args[1]
     if isinstance(n, Ends) or n != int(n) or n < 1:
-        raise NoRule("a power of a complex number that is not whole and positive")
+        raise NoRule("a complex power whose exponent is not a positive integer")
     return whole_power(int(n), z0, z1)
 
 
@@ -189,7 +193,7 @@ VIEWS = "view_as_complex view_as_real"
 
 COMPLEX: dict[str, Rule] = {
     **{name: linear.LINEAR[name] for name in SAME_FOR_COMPLEX.split()},
-    **dict.fromkeys((*FOURIER.split(), *VIEWS.split()), linear.first),
+    **dict.fromkeys((*FOURIER.split(), *VIEWS.split()), linear.linear_in_first),
     # use conj_physical, because vmap cannot back-propagate through torch's lazily
     # conjugated view
     **dict.fromkeys(
@@ -200,7 +204,9 @@ COMPLEX: dict[str, Rule] = {
     **{name: bilinear.BILINEAR[name] for name in ("mul", "addcmul", "div", "addcdiv")},
     **{name: choice.CHOICE[name] for name in ("where", "masked_fill", "index_put")},
     "abs": length,
-    **dict.fromkeys(("diagonal_scatter", "select_scatter", "slice_scatter"), written),
+    **dict.fromkeys(
+        ("diagonal_scatter", "select_scatter", "slice_scatter"), write_parts
+    ),
     "addmm": addmm,
     "angle": angle,
     "bmm": bmm,

@@ -39,6 +39,12 @@ def quotient(above: Tensor, below: Tensor, limit: Tensor | float) -> Tensor:
     return torch.where(below == 0, limit, above / below)
 
 
+def inverse_sum(a: Tensor, b: Tensor) -> Tensor:
+    """Return 1/(a + b), or 0 where a + b is zero. Since Δ(a²) = (a₀ + a₁) Δa, this is
+    the slope of a root."""
+    return quotient(torch.ones_like(a), a + b, 0.0)
+
+
 def gauss(derivative: Function, z0: Tensor, z1: Tensor) -> Tensor:
     """Return the mean of σ′ between z₀ and z₁ by Gauss nodes,
     Σ_k w_k σ′(m + ½ n_k d)."""
@@ -102,9 +108,8 @@ def erf(z0: Tensor, z1: Tensor) -> Tensor:
     mean of erf′ = 2/√π · e^(−z²) by Gauss nodes if z₀ and z₁ are close."""
     near = gauss(lambda z: 2 / sqrt(pi) * torch.exp(-z * z), z0, z1)
     d = z1 - z0
-    return torch.where(
-        d.abs() <= GAUSS_RANGE, near, quotient(torch.erf(z1) - torch.erf(z0), d, 0.0)
-    )
+    far = quotient(torch.erf(z1) - torch.erf(z0), d, 0.0)
+    return torch.where(d.abs() <= GAUSS_RANGE, near, far)
 
 
 def gelu(call: Call, z0: Tensor, z1: Tensor) -> Tensor:
@@ -118,9 +123,8 @@ def gelu(call: Call, z0: Tensor, z1: Tensor) -> Tensor:
         c = sqrt(2 / pi)
         u0, u1 = (c * (z + 0.044715 * z**3) for z in (z0, z1))
         inner = c * (1 + 0.044715 * (z0 * z0 + z0 * z1 + z1 * z1))
-        return (2 + torch.tanh(u0) + torch.tanh(u1)) / 4 + (z0 + z1) / 4 * tanh(
-            u0, u1
-        ) * inner
+        mean = (2 + torch.tanh(u0) + torch.tanh(u1)) / 4
+        return mean + (z0 + z1) / 4 * tanh(u0, u1) * inner
     r = sqrt(0.5)
     normal = (2 + torch.erf(z0 * r) + torch.erf(z1 * r)) / 4
     return normal + (z0 + z1) / 2 * (r / 2) * erf(z0 * r, z1 * r)
@@ -141,9 +145,8 @@ def log_mean(l0: Tensor, l1: Tensor) -> Tensor:
     max the larger of l₀ and l₁. It is the logarithmic mean of e^l₀ and e^l₁, and zero
     if both l are −∞."""
     d = torch.where(l0 == l1, 0.0, (l1 - l0).abs())
-    return torch.maximum(l0, l1).exp() * quotient(-torch.expm1(-d), d, 1.0).nan_to_num(
-        0.0, posinf=0.0
-    )
+    ratio = quotient(-torch.expm1(-d), d, 1.0).nan_to_num(0.0, posinf=0.0)
+    return torch.maximum(l0, l1).exp() * ratio
 
 
 def rsqrt(z0: Tensor, z1: Tensor) -> Tensor:
@@ -166,9 +169,8 @@ def log_slope(z0: Tensor, z1: Tensor, d: Tensor) -> Tensor:
     log1p(d/z₀)/d, otherwise as 2 log(√z₁/√z₀)/d, which does not overflow."""
     relative = d / z0
     near = quotient(torch.log1p(relative), relative, 1.0) / z0
-    return torch.where(
-        relative.abs() <= 0.5, near, 2 * (z1.sqrt() / z0.sqrt()).log() / d
-    )
+    far = 2 * (z1.sqrt() / z0.sqrt()).log() / d
+    return torch.where(relative.abs() <= 0.5, near, far)
 
 
 def whole_power(n: int, z0: Tensor, z1: Tensor) -> Tensor:
@@ -201,9 +203,8 @@ def real_power(p: Tensor, z0: Tensor, z1: Tensor) -> Tensor:
     across = quotient(z1**p - z0**p, z1 - z0, 0.0)
     # z⁰ has the slope 0. A root (0 < p < 1) has an infinite slope at zero; use 0.
     still = (p == 0) | (high == 0) & (p < 1)
-    return torch.where(
-        still, 0.0, torch.where((z0 < 0) == (z1 < 0), turned * one_side, across)
-    )
+    slope = torch.where((z0 < 0) == (z1 < 0), turned * one_side, across)
+    return torch.where(still, 0.0, slope)
 
 
 def power(call: Call, z0: Tensor, z1: Tensor) -> Tensor:
@@ -222,11 +223,8 @@ def exponential(base: Tensor, z0: Tensor, z1: Tensor) -> Tensor:
     """
     rate = base.log()
     distance = ((z1 - z0) * rate).abs()
-    closed = (
-        rate
-        * torch.maximum(base**z0, base**z1)
-        * quotient(-torch.expm1(-distance), distance, 1.0)
-    )
+    change = quotient(-torch.expm1(-distance), distance, 1.0)
+    closed = rate * torch.maximum(base**z0, base**z1) * change
     return torch.where(base > 0, closed, quotient(base**z1 - base**z0, z1 - z0, 0.0))
 
 
@@ -245,10 +243,8 @@ def exponential_below(
     since Δmin(z, 0) = (1 − D) Δz.
     """
     on = relu(z0, z1)
-    return scale * (
-        on
-        + (1 - on) * alpha * rate * log_mean(*(rate * z.clamp(max=0) for z in (z0, z1)))
-    )
+    below = log_mean(rate * z0.clamp(max=0), rate * z1.clamp(max=0))
+    return scale * (on + (1 - on) * alpha * rate * below)
 
 
 def softplus_slope(u0: Tensor, u1: Tensor) -> Tensor:
@@ -296,7 +292,7 @@ SLOPES: dict[str, Slope] = {
     ),
     "sin": sin,
     # 1/(√z₀ + √z₁), and 0 if z₀ = z₁ = 0 (autograd gives infinity)
-    "sqrt": lambda z0, z1: quotient(torch.ones_like(z0), z0.sqrt() + z1.sqrt(), 0.0),
+    "sqrt": lambda z0, z1: inverse_sum(z0.sqrt(), z1.sqrt()),
     "tanh": tanh,
 }
 
@@ -343,10 +339,10 @@ def elementwise(slope: Slope, call: Call) -> Tensor:
     value = call.args[0]
     derivative = DERIVATIVES.get(call.entry.name)
     if call.is_point and derivative is not None:
-        return call.slope(value, lambda z, _: derivative(z, call.start)) * call.delta(
-            value
-        )
-    return call.slope(value, slope) * call.delta(value)
+        factor = call.slope(value, lambda z, _: derivative(z, call.start))
+    else:
+        factor = call.slope(value, slope)
+    return factor * call.delta(value)
 
 
 def elementwise_of_call(slope: SlopeOfCall, call: Call) -> Tensor:
@@ -377,8 +373,8 @@ def derivative_of(function: Function, z: Tensor) -> Tensor:
         value = function(z)
         if not value.requires_grad:
             return torch.zeros_like(z)
-        (found,) = torch.autograd.grad(value.sum(), z, materialize_grads=True)
-    return found
+        (derivative,) = torch.autograd.grad(value.sum(), z, materialize_grads=True)
+    return derivative
 
 
 def slope_between(
@@ -393,10 +389,9 @@ def slope_between(
     for point in breaks:
         apart = torch.minimum(apart, (middle - point).abs())
     derivative = partial(derivative_of, function)
+    near = gauss(derivative, z0, z1)
     far = quotient(function(z1) - function(z0), d, derivative(z0))
-    return torch.where(
-        d.abs() <= GAUSS_RANGE * apart.clamp(max=1.0), gauss(derivative, z0, z1), far
-    )
+    return torch.where(d.abs() <= GAUSS_RANGE * apart.clamp(max=1.0), near, far)
 
 
 def slope_of_pieces(function: Function, z0: Tensor, z1: Tensor) -> Tensor:
@@ -409,9 +404,8 @@ def slope_of_pieces(function: Function, z0: Tensor, z1: Tensor) -> Tensor:
     tangent = derivative_of(function, z0)
     d = z1 - z0
     size = start.abs() + end.abs() + z0.abs() + z1.abs()
-    explained = (end - start - tangent * d).abs() <= 4 * torch.finfo(
-        z0.dtype
-    ).eps * size
+    rounding = 4 * torch.finfo(z0.dtype).eps * size
+    explained = (end - start - tangent * d).abs() <= rounding
     return torch.where(explained, tangent, quotient(end - start, d, tangent))
 
 
@@ -442,33 +436,29 @@ def analytic(breaks: tuple[float, ...] | None, call: Call) -> Tensor:
 
     On a segment of length zero, D is σ′.
     """
-    value = call.args[0]
-    function = function_of(call)
+    return analytic_difference(call, call.args[0], function_of(call), breaks)
 
-    def between(z0: Tensor, z1: Tensor) -> Tensor:
+
+def analytic_difference(
+    call: Call, value: Ends, function: Function, breaks: tuple[float, ...] | None
+) -> Tensor:
+
+    def slope(z0: Tensor, z1: Tensor) -> Tensor:
         if call.is_point:
             return derivative_of(function, z0)
         if breaks is None:
             return slope_of_pieces(function, z0, z1)
         return slope_between(function, breaks, z0, z1)
 
-    return call.slope(value, between) * call.delta(value)
+    return call.slope(value, slope) * call.delta(value)
 
 
 def polygamma(call: Call) -> Tensor:
     """Return the difference of ψ⁽ⁿ⁾(z), whose arguments are n and z.
     Its poles are 0, −1, −2, …"""
     order, value = call.args
-
-    def function(z: Tensor) -> Tensor:
-        return torch.polygamma(order, z)
-
-    def between(z0: Tensor, z1: Tensor) -> Tensor:
-        if call.is_point:
-            return derivative_of(function, z0)
-        return slope_between(function, POLES_OF_GAMMA, z0, z1)
-
-    return call.slope(value, between) * call.delta(value)
+    function = partial(torch.polygamma, order)
+    return analytic_difference(call, value, function, POLES_OF_GAMMA)
 
 
 def logit(call: Call) -> Tensor:

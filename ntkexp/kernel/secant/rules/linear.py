@@ -2,11 +2,11 @@
 
     Δ(Av) = A Δv
 
-There are two kinds of rules, and both are exact. The rule `first` is for an operation
-that is linear in its first argument. It applies the operation to the difference of this
-argument. The rule `join` is for an operation that is linear in several arguments
-together, such as `cat`. It applies the operation to the differences of all arguments at
-once, with zeros for arguments that do not change."""
+There are two kinds of rules, and both are exact. The rule `linear_in_first` applies the
+operation to the difference of its first argument. The rule `linear_in_all` is for an
+operation that is linear in several arguments together, such as `cat`. It applies the
+operation to the differences of all arguments at once, with zeros for arguments that do
+not change."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from ntkexp.kernel.secant.call import (
 from ntkexp.kernel.secant.rules.bilinear import multiply
 
 
-def first(call: Call) -> Result:
+def linear_in_first(call: Call) -> Result:
     """Apply the operation to the difference of its first argument. Examples are
     rearrangements, sums, padding, and average pooling."""
     value, *rest = call.args
@@ -54,7 +54,7 @@ def select(call: Call) -> Result:
     value, dim, place = call.args
     unbound = None if value.delta is None else call.unbound(value, dim)
     if unbound is None:
-        return first(call)
+        return linear_in_first(call)
     result: Result = unbound[place]
     return result
 
@@ -66,8 +66,8 @@ def constant(value: Any) -> Any:
         return value
     if value.delta is not None:
         raise ChoiceChanged(
-            "what steers the operation, such as an index or a grid, changes between the ends of a "
-            "step"
+            "an argument that must be constant, such as an index or a grid, changes between the "
+            "ends of a step"
         )
     return value.start
 
@@ -87,17 +87,14 @@ def restride(call: Call) -> Tensor:
     value, size, stride = call.args[:3]
     v = value.start
     offset = call.arguments["storage_offset"]
-    memory = torch.zeros(
-        v.untyped_storage().nbytes() // v.element_size(),
-        dtype=torch.long,
-        device=v.device,
-    )
-    memory.as_strided(v.shape, v.stride(), v.storage_offset()).copy_(
-        torch.arange(v.numel()).view(v.shape)
-    )
-    places = memory.as_strided(
-        size, stride, v.storage_offset() if offset is None else offset
-    )
+    if offset is None:
+        offset = v.storage_offset()
+    # for each memory position, the index of the element of v
+    count = v.untyped_storage().nbytes() // v.element_size()
+    memory = torch.zeros(count, dtype=torch.long, device=v.device)
+    elements = memory.as_strided(v.shape, v.stride(), v.storage_offset())
+    elements.copy_(torch.arange(v.numel()).view(v.shape))
+    places = memory.as_strided(size, stride, offset)
     if call.is_use(value):
         return call.element_use(value, lambda source: source.reshape(-1)[places])
     return call.delta(value).reshape(-1)[places]
@@ -108,8 +105,8 @@ def convert(call: Call) -> Tensor:
     conversion to integers or booleans."""
     if is_integer(call.start):
         raise ChoiceChanged(
-            "a number that is read as a whole one or as a truth value changes between the ends of "
-            "a step"
+            "a number that is converted to an integer or a boolean changes between the ends of a "
+            "step"
         )
     return call.delta(call.args[0]).to(call.start.dtype)
 
@@ -118,13 +115,12 @@ def replaced(call: Call) -> Tensor:
     """Return Δb in the shape of a, for an operation that
     replaces the values of a by b."""
     value = call.args[1]
-    varies = isinstance(value, Ends) and value.delta is not None
-    if varies:
+    if isinstance(value, Ends) and value.delta is not None:
         return call.delta(value, call.start.shape)
     return torch.zeros_like(call.start)
 
 
-def join(call: Call, given: tuple[Any, ...] | None = None) -> Result:
+def linear_in_all(call: Call, args: tuple[Any, ...] | None = None) -> Result:
     """Apply the operation to the differences of its arguments, op([Δa, Δb, …], …).
     Examples are concatenating, stacking, and writing into a tensor."""
 
@@ -139,20 +135,19 @@ def join(call: Call, given: tuple[Any, ...] | None = None) -> Result:
             return value.start
         return torch.zeros_like(value.start, dtype=call.start.dtype)
 
-    args, kwargs = tree_map(
-        difference, (call.args if given is None else given, call.kwargs)
-    )
-    result: Result = call.entry.op(*args, **kwargs)
+    values = (call.args if args is None else args, call.kwargs)
+    deltas, kwargs = tree_map(difference, values)
+    result: Result = call.entry.op(*deltas, **kwargs)
     return result
 
 
-def written(call: Call) -> Result:
+def write_value(call: Call) -> Result:
     """Return the difference of writing a value into a tensor. The value may be a Python
     number, which does not change."""
     if "reduce" in call.kwargs:
-        raise NoRule("what is written is reduced with what was there")
+        raise NoRule("no difference rule for writing with reduce=…")
     numbers = [value if isinstance(value, Ends) else 0.0 for value in call.args[3:]]
-    return join(call, (*call.args[:3], *numbers))
+    return linear_in_all(call, (*call.args[:3], *numbers))
 
 
 def packed(call: Call) -> Result:
@@ -208,13 +203,13 @@ JOINED = """
     block_diag cat diagonal_scatter index_add index_copy masked_scatter scatter_add select_scatter slice_scatter stack
 """
 LINEAR: dict[str, Rule] = {
-    **dict.fromkeys(LINEAR_IN_FIRST.split(), first),
+    **dict.fromkeys(LINEAR_IN_FIRST.split(), linear_in_first),
     "select": select,
     **dict.fromkeys(("view", "_unsafe_view", "reshape", "detach"), reshape),
-    **dict.fromkeys(JOINED.split(), join),
+    **dict.fromkeys(JOINED.split(), linear_in_all),
     # the result depends only on the shape of the argument, so its difference is 0
     **dict.fromkeys(UNCHANGED.split(), lambda call: torch.zeros_like(call.start)),
-    **dict.fromkeys(("scatter", "index_fill"), written),
+    **dict.fromkeys(("scatter", "index_fill"), write_value),
     **dict.fromkeys(("nll_loss_forward", "nll_loss2d_forward"), log_likelihood),
     "_pack_padded_sequence": packed,
     "_to_copy": convert,
@@ -243,8 +238,8 @@ LOG = logging.getLogger("ntkexp")
 def embedding(call: Call) -> Result:
     """Return ΔW[index].
 
-    The padding row has no gradient in autograd, but a tied weight may change its
-    values. Tangent kernels omit the row, as autograd does. Secant kernels include its
+    Autograd gives the padding row no gradient, but training a tied weight may change
+    it. Tangent kernels omit the row, as autograd does. Secant kernels include its
     change, with a warning."""
     table, index = call.args[:2]
     indices = constant(index)
@@ -271,9 +266,9 @@ def warn_of_padding() -> None:
     """Warn once that secant kernels include the change of the padding row,
     and gradients do not."""
     LOG.warning(
-        "ntkexp: the row of padding of an embedding moves with a weight that is tied to it: "
-        "secants follow its values, tangents leave it out, as autograd's gradients do; without "
-        "padding_idx both are of one function"
+        "ntkexp: the padding row of an embedding changes, because a tied weight is trained: "
+        "secants include this change, but tangents omit it, as autograd does; without "
+        "padding_idx, both include it"
     )
 
 
@@ -287,22 +282,18 @@ def looked_up(call: Call, table: Ends, indices: Tensor) -> Tensor:
 def bags(call: Call) -> Result:
     """Return the difference of Σ_k g_k W[index_k] over each bag, or of its mean.
     Padding indices are skipped."""
-    given = call.arguments
-    mode = given["mode"]
-    padding = given["padding_idx"]
+    arguments = call.arguments
+    mode = arguments["mode"]
+    padding = arguments["padding_idx"]
     if mode not in (SUM, MEAN):
-        raise NoRule("the largest of a bag of rows")
-    table = given["weight"]
-    indices = constant(given["indices"])
-    offsets = constant(given["offsets"])
+        raise NoRule("no difference rule for embedding bags with mode='max'")
+    table = arguments["weight"]
+    indices = constant(arguments["indices"])
+    offsets = constant(arguments["offsets"])
     counted = (indices != padding).to(call.start.dtype)
-    bag = (
-        torch.searchsorted(
-            offsets, torch.arange(len(indices), device=offsets.device), right=True
-        )
-        - 1
-    )
-    gains = given["per_sample_weights"]
+    rows_read = torch.arange(len(indices), device=offsets.device)
+    bag = torch.searchsorted(offsets, rows_read, right=True) - 1
+    gains = arguments["per_sample_weights"]
     delta = None if table.delta is None else looked_up(call, table, indices)
     if gains is not None:  # Δ(g_k W[index_k]) by the product rule
         rows = Ends(table.start[indices], table.end[indices], delta)

@@ -10,6 +10,7 @@ from math import ceil
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
@@ -30,8 +31,13 @@ from ntkexp.kernel.secant.rules.elementwise import log_mean, quotient
 GAUSS_NODES = 8
 # if a formula misses a difference by more than this many eps, it is corrected
 ROUNDING_MULTIPLE = 100
-UNDECIDED = "vectors of values that meet, or that turn to their negatives, which no difference of the matrix decides"
-BESIDE = "singular vectors that belong to no singular value; give full_matrices=False"
+UNDETERMINED = (
+    "the matrix does not determine its eigenvectors or singular vectors: two of its "
+    "values are nearly equal, or a vector changes its sign in the step"
+)
+WITHOUT_VALUE = (
+    "some singular vectors belong to no singular value; give full_matrices=False"
+)
 # eigenvectors at start and end count as the same if their overlap is at least this
 OVERLAP = 0.5
 
@@ -110,7 +116,8 @@ def cholesky_solve(call: Call) -> Tensor:
     lower = factor.view(lambda f: f.triu().mT if call.arguments["upper"] else f.tril())
     if call.is_use(lower):
         raise NoRule(
-            "a Cholesky factor of weights solves for what depends on the inputs"
+            "cholesky_solve has no difference rule for a factor of weights and a right side "
+            "that depends on inputs"
         )
     return solution(call, matmul(call, lower, lower.view(lambda f: f.mT)), right)
 
@@ -178,12 +185,13 @@ def qr(call: Call) -> Result:
     (q0, q1), (r0, r1) = call.result_ends
     if call.arguments["mode"] != "reduced" or r0.shape[-2] != r0.shape[-1]:
         raise NoRule(
-            "a QR decomposition that is not that of independent columns; give mode='reduced'"
+            "QR decompositions need a matrix with at least as many rows as columns; give "
+            "mode='reduced'"
         )
     diagonal0 = r0.diagonal(dim1=-2, dim2=-1)
     diagonal1 = r1.diagonal(dim1=-2, dim2=-1)
     if bool((diagonal0 * diagonal1 <= 0).any()):
-        raise NoRule("a column of Q turns round between the ends of a step")
+        raise NoRule("a column of Q changes its sign between the ends of a step")
     q = (q0 + q1) / 2
     r = (r0 + r1) / 2
     factor = torch.linalg.cholesky_ex(q.mT @ q)[0]
@@ -254,15 +262,15 @@ def wedin(
 
     `this` is a matrix a with its pseudo-inverse p,
     and `other` a matrix b with its pseudo-inverse q."""
-    (a, p) = this
-    (b, q) = other
+    a, p = this
+    b, q = other
     rows, columns = (identity(a, n) for n in a.shape[-2:])
-    within = call.coefficient(q @ q.mT)
-    beside = call.coefficient(p.mT @ p)
+    qq = call.coefficient(q @ q.mT)
+    pp = call.coefficient(p.mT @ p)
     left = call.coefficient(columns - q @ b)
     right = call.coefficient(rows - a @ p)
     middle = call.coefficient(q) @ v @ call.coefficient(p)
-    return within @ v.mT @ right + left @ v.mT @ beside - middle
+    return qq @ v.mT @ right + left @ v.mT @ pp - middle
 
 
 def exponential(call: Call) -> Tensor:
@@ -274,18 +282,18 @@ def exponential(call: Call) -> Tensor:
     small matrix R. To correct it, add the linear map X ↦ R ⟨V, X⟩/⟨V, V⟩, which maps V
     to R."""
     value = call.args[0]
-    delta = call.delta(call.args[0])
-    forward = between(call, value.start, value.end)
+    delta = call.delta(value)
+    forward = exponential_integral(call, value.start, value.end)
     if call.is_point:
         return forward(delta)
-    backward = between(call, value.end, value.start)
+    backward = exponential_integral(call, value.end, value.start)
 
     def mean(change: Tensor) -> Tensor:
         return (forward(change) + backward(change)) / 2
 
     # R is the change of the exponential that the integral misses. Correct it only if it
     # is more than rounding.
-    (e0, e1) = call.result_ends[0]
+    e0, e1 = call.result_ends[0]
     step = (value.end - value.start).to(e0)
     missed = e1 - e0 - mean(step)
     size = largest_entry(e0) + largest_entry(e1)
@@ -305,7 +313,7 @@ def largest_entry(matrix: Tensor) -> Tensor:
     return matrix.abs().amax((-2, -1), keepdim=True)
 
 
-def between(call: Call, a: Tensor, b: Tensor) -> LinearFunction:
+def exponential_integral(call: Call, a: Tensor, b: Tensor) -> LinearFunction:
     """Return the map V ↦ ∫₀¹ e^{sA} V e^{(1−s)B} ds.
 
     Integrate over a short interval [0, h] by Gauss nodes.
@@ -322,22 +330,20 @@ def between(call: Call, a: Tensor, b: Tensor) -> LinearFunction:
     left, right = (
         call.coefficient(torch.linalg.matrix_exp(h * nodes * m)) for m in (a, b)
     )
-    # the nodes 1 − s are in reverse order
-    left, right = (
-        h * weights * left,
-        right.flip(0),
-    )
-    longer = [
+    left = h * weights * left
+    right = right.flip(0)  # the nodes 1 − s are in reverse order
+    # e^{hA} and e^{hB} for each doubling
+    doubled = [
         tuple(torch.linalg.matrix_exp(h * 2.0**k * m) for m in (a, b))
         for k in range(doublings)
     ]
-    factors = [tuple(call.coefficient(m) for m in pair) for pair in longer]
+    factors = [tuple(call.coefficient(m) for m in pair) for pair in doubled]
 
     def integral(v: Tensor) -> Tensor:
-        found = (left @ v @ right).sum(0)
+        total = (left @ v @ right).sum(0)
         for before, after in factors:
-            found = before @ found + found @ after
-        return found
+            total = before @ total + total @ after
+        return total
 
     return integral
 
@@ -348,17 +354,19 @@ def gauss(count: int, like: Tensor) -> tuple[Tensor, Tensor]:
     nodes, weights = (
         torch.from_numpy(array) for array in np.polynomial.legendre.leggauss(count)
     )
-    beside = (-1, *[1] * like.dim())
-    return ((1 + nodes) / 2).to(like).view(beside), (weights / 2).to(like).view(beside)
+    shape = (-1, *[1] * like.dim())
+    return ((1 + nodes) / 2).to(like).view(shape), (weights / 2).to(like).view(shape)
 
 
 def determinant(call: Call) -> Tensor:
     """Return the difference of det A: ⟨∫₀¹ adj(A₀ + sV)ᵀ ds, V⟩. The integrand is a
     polynomial in s, so ⌈n/2⌉ Gauss nodes give its exact integral."""
     value = call.args[0]
-    slope = call.slope(
-        value, lambda a0, a1: mean_cofactors(a0, a1, torch.zeros(a0.shape[:-2]).to(a0))
-    )
+
+    def cofactors(a0: Tensor, a1: Tensor) -> Tensor:
+        return mean_cofactors(a0, a1, torch.zeros(a0.shape[:-2]).to(a0))
+
+    slope = call.slope(value, cofactors)
     return (slope * call.delta(value)).sum((-2, -1))
 
 
@@ -370,14 +378,13 @@ def mean_cofactors(a0: Tensor, a1: Tensor, scale: Tensor) -> Tensor:
     nodes, weights = gauss(max(1, ceil(a0.shape[-1] / 2)), a0)
     u, sizes, vh = torch.linalg.svd(torch.lerp(a0, a1, nodes))
     n = sizes.shape[-1]
-    others = sizes.log()[..., None, :].expand(*sizes.shape, n)
-    others = torch.where(
-        torch.eye(n, dtype=torch.bool, device=sizes.device), 0.0, others
-    ).sum(-1)
+    # log ∏_{j≠i} σ_j
+    logs = sizes.log()[..., None, :].expand(*sizes.shape, n)
+    is_diagonal = torch.eye(n, dtype=torch.bool, device=sizes.device)
+    others = torch.where(is_diagonal, 0.0, logs).sum(-1)
     sign = torch.linalg.det(u @ vh).sign()
-    cofactors = (
-        u * ((others - scale[..., None]).exp() * sign[..., None])[..., None, :]
-    ) @ vh
+    products = (others - scale[..., None]).exp() * sign[..., None]
+    cofactors = (u * products[..., None, :]) @ vh
     mean: Tensor = (weights * cofactors).sum(0)
     return mean
 
@@ -391,7 +398,7 @@ def log_determinant(call: Call) -> Result:
     value = call.args[0]
     ((s0, s1), (l0, l1), *_) = call.result_ends
     if not bool((l0.isfinite() & l1.isfinite()).all()):
-        raise NoRule("the logarithm of a determinant that is zero")
+        raise NoRule("the logarithm of the determinant of a singular matrix")
     scale = torch.maximum(l0, l1)
     slope = call.slope(value, lambda a0, a1: mean_cofactors(a0, a1, scale))
     change = (slope * call.delta(value)).sum((-2, -1))
@@ -407,19 +414,17 @@ def log_determinant(call: Call) -> Result:
 def eigenvalues(call: Call) -> Result:
     """Return Δλ = u₁ᵀVu₀/u₁ᵀu₀ and Δu for a symmetric matrix.
 
-    Δλ follows from u₁ᵀ(A₁ − A₀)u₀ = (λ₁ − λ₀) u₁ᵀu₀; see `values`. For Δu,
+    Δλ follows from u₁ᵀ(A₁ − A₀)u₀ = (λ₁ − λ₀) u₁ᵀu₀; see `value_differences`. For Δu,
     see `eigenvectors`."""
     value = symmetric(call.expanded(call.args[0]))
     (_, u0), (_, u1) = (torch.linalg.eigh(a) for a in (value.start, value.end))
-    (l0, l1) = call.result_ends[0]
-    pairs = (u1, u0), (u0, u1)
-    delta = values(
-        call, value, (l0, l1), pairs, ((u0, u0), (u1, u1)), (u0 * u1).sum(-2)
-    )
-    vectors = call.result_ends[1]
+    ends, vectors = call.result_ends
+    across = (u1, u0), (u0, u1)
+    along = (u0, u0), (u1, u1)
+    delta = value_differences(call, value, ends, across, along, (u0 * u1).sum(-2))
     if vectors[0].numel() == 0:
         return delta, None
-    return delta, eigenvectors(call, value, (l0, l1), vectors)
+    return delta, eigenvectors(call, value, ends, vectors)
 
 
 def eigenvectors(
@@ -435,45 +440,49 @@ def eigenvectors(
     The solution is unique if λ differs from the other eigenvalues. If λ is so close to
     another eigenvalue that half of the digits or more are lost,
     return the reason as text."""
-    values = (sizes[0] + sizes[1]) / 2
-    (u0, u1) = vectors
+    u0, u1 = vectors
     start = value.start.to(u0)
     end = value.end.to(u0)
     mean = (u0 + u1) / 2
-    half = torch.finfo(u0.dtype).eps ** 0.5
-    size = values.abs().amax(-1)[..., None, None].clamp(min=torch.finfo(u0.dtype).tiny)
-    n = u0.shape[-2]
-    # a bordered matrix [(Ā − λ̄)/size, −ū; ūᵀ, 0] for each eigenvector
-    middle = ((start + end) / 2)[..., None, :, :]
-    apart = middle - values[..., None, None] * identity(u0, n)
-    across = mean.mT[..., None]
-    above = torch.cat([apart / size[..., None], -across], dim=-1)
-    bordered = torch.cat([above, functional.pad(across.mT, (0, 1))], dim=-2)
-    if not bool(bordered.isfinite().all()):
-        return UNDECIDED
-    if not bool((torch.linalg.cond(bordered) * half < 1).all()):
-        return UNDECIDED
-    inverses = torch.linalg.inv(bordered)[..., :n, :n] / size[..., None]
+    inverses = bordered_inverses((start + end) / 2, (sizes[0] + sizes[1]) / 2, mean)
+    if inverses is None:
+        return UNDETERMINED
     # If Δu differs from u₁ − u₀ by more than rounding,
-    # add a correction along V, as in `values`
+    # add a correction along V, as in `value_differences`
+    v = value.change
     step = end - start
-    rounding = u1 - u0 - solved(inverses, end - start, mean)
+    missed = u1 - u0 - solved(inverses, step, mean)
+    eps = torch.finfo(u0.dtype).eps
     # `eigh` with UPLO="U" reads the upper triangle; then this error is also large
-    if not bool((rounding.abs() <= half).all()):
-        return UNDECIDED
-    beyond = torch.where(
-        rounding.abs() > ROUNDING_MULTIPLE * torch.finfo(u0.dtype).eps, rounding, 0.0
-    )
-    missing = call.coefficient(
-        quotient(beyond, step.square().sum((-2, -1), keepdim=True), 0.0)
-    )
-    brought = missing * (call.coefficient(step) * value.change).sum(
-        (-2, -1), keepdim=True
-    )
-    return (
-        solved(call.coefficient(inverses), value.change, call.coefficient(mean))
-        + brought
-    )
+    if not bool((missed.abs() <= eps**0.5).all()):
+        return UNDETERMINED
+    beyond = torch.where(missed.abs() > ROUNDING_MULTIPLE * eps, missed, 0.0)
+    squares = step.square().sum((-2, -1), keepdim=True)
+    share = call.coefficient(quotient(beyond, squares, 0.0))
+    correction = share * (call.coefficient(step) * v).sum((-2, -1), keepdim=True)
+    uncorrected = solved(call.coefficient(inverses), v, call.coefficient(mean))
+    return uncorrected + correction
+
+
+def bordered_inverses(
+    matrix: Tensor, values: Tensor, vectors: Tensor
+) -> Float[Tensor, "*batch vector n n"] | None:
+    """Return the leading n × n block of the inverse of the bordered matrix
+    [Ā − λ̄, −ū; ūᵀ, 0] for each eigenvector. Return None if half of the digits or more
+    would be lost."""
+    n = vectors.shape[-2]
+    kind = torch.finfo(vectors.dtype)
+    size = values.abs().amax(-1)[..., None, None].clamp(min=kind.tiny)
+    apart = matrix[..., None, :, :] - values[..., None, None] * identity(vectors, n)
+    column = vectors.mT[..., None]
+    above = torch.cat([apart / size[..., None], -column], dim=-1)
+    bordered = torch.cat([above, functional.pad(column.mT, (0, 1))], dim=-2)
+    if not bool(bordered.isfinite().all()):
+        return None
+    if not bool((torch.linalg.cond(bordered) * kind.eps**0.5 < 1).all()):
+        return None
+    inverses: Tensor = torch.linalg.inv(bordered)[..., :n, :n] / size[..., None]
+    return inverses
 
 
 def solved(inverses: Tensor, v: Tensor, vectors: Tensor) -> Tensor:
@@ -495,15 +504,15 @@ def singular_values(call: Call) -> Result:
     v0 = w0.mT
     v1 = w1.mT
     overlap = ((u0 * u1).sum(-2) + (v0 * v1).sum(-2)) / 2
-    pairs = (u1, v0), (u0, v1)
-    delta = values(
-        call, value, call.result_ends[1], pairs, ((u0, v0), (u1, v1)), overlap
-    )
+    across = (u1, v0), (u0, v1)
+    along = (u0, v0), (u1, v1)
+    ends = call.result_ends[1]
+    delta = value_differences(call, value, ends, across, along, overlap)
     rows, columns = value.start.shape[-2:]
     if call.result_ends[0][0].numel() == 0:
         return None, delta, None
     if rows != columns and call.arguments["full_matrices"]:
-        return BESIDE, delta, BESIDE
+        return WITHOUT_VALUE, delta, WITHOUT_VALUE
     left, right = singular_vectors(call, value)
     return left, delta, right
 
@@ -527,7 +536,7 @@ def singular_vectors(call: Call, value: Ends) -> tuple[Tensor | str, Tensor | st
     return left, right.mT
 
 
-def values(
+def value_differences(
     call: Call,
     value: Ends,
     sizes: tuple[Tensor, Tensor],
@@ -551,17 +560,20 @@ def values(
     v = value.change
     step = value.end - value.start
     same = overlap.abs() >= OVERLAP
-    directly = forms(call, v, across) / torch.where(same, overlap, 1.0)
+    by_overlap = mean_form(call, v, across) / torch.where(same, overlap, 1.0)
     if call.is_point or bool(same.all()):
-        return directly
+        return by_overlap
+    # ⟨Ḡ, V⟩, and its correction
     plain = sum((left * (step @ right)).sum(-2) for left, right in along) / 2
     squares = step.square().sum((-2, -1))[..., None]
-    missing = call.coefficient(quotient(sizes[1] - sizes[0] - plain, squares, 0.0))
-    brought = missing * (call.coefficient(step) * v).sum((-2, -1))[..., None]
-    return torch.where(same, directly, forms(call, v, along) + brought)
+    share = call.coefficient(quotient(sizes[1] - sizes[0] - plain, squares, 0.0))
+    correction = share * (call.coefficient(step) * v).sum((-2, -1))[..., None]
+    return torch.where(same, by_overlap, mean_form(call, v, along) + correction)
 
 
-def forms(call: Call, v: Tensor, pairs: tuple[tuple[Tensor, Tensor], ...]) -> Tensor:
+def mean_form(
+    call: Call, v: Tensor, pairs: tuple[tuple[Tensor, Tensor], ...]
+) -> Tensor:
     """Return the mean of uᵀVw over two pairs (u, w) of directions."""
     terms = [
         (call.coefficient(left) * (v @ call.coefficient(right))).sum(-2)

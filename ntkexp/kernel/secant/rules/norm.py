@@ -22,10 +22,11 @@ A length l = √Σx² has Δ(l²) = (l₀ + l₁) Δl, so Δl = 2 Σ x̄Δx/(l�
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import inf, isinf, prod
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from ntkexp.kernel.secant.call import (
@@ -45,6 +46,7 @@ from ntkexp.kernel.secant.rules.choice import pairwise
 from ntkexp.kernel.secant.rules.elementwise import (
     absolute,
     applied,
+    inverse_sum,
     log_mean,
     quotient,
     real_power,
@@ -166,13 +168,8 @@ def logcumsumexp(call: Call) -> Tensor:
 
     # yₙ₋₁ − zₙ; −∞ if yₙ₋₁ = −∞, so that the slope sₙ is 0
     def ahead(y: Tensor, z: Tensor) -> Tensor:
-        before = torch.cat(
-            [
-                torch.full_like(y.narrow(dim, 0, 1), -inf),
-                y.narrow(dim, 0, y.shape[dim] - 1),
-            ],
-            dim,
-        )
+        nothing = torch.full_like(y.narrow(dim, 0, 1), -inf)
+        before = torch.cat([nothing, y.narrow(dim, 0, y.shape[dim] - 1)], dim)
         return torch.where(before == -inf, -inf, before - z)
 
     y0, y1 = call.result_ends[0]
@@ -224,29 +221,11 @@ def norm_of_examples(call: Call) -> Result:
 
 
 def batch_norm(call: Call) -> Result:
-    """Return the difference of a batch norm.
-
-    In evaluation mode, a batch norm is an affine map of each channel, Δy = ḡ r Δx + …
-    by the product rule. In training mode, it normalises each channel by the statistics
-    of the batch. This couples examples, so it is allowed only for a single example, or
-    if the input depends on weights alone."""
+    """Return the difference of a batch norm. In evaluation mode, it is an affine map of
+    each channel, Δy = ḡ r Δx + … by the product rule."""
     x, gain, bias, mean, variance, training, _, eps = call.args
     if training or mean is None:
-        # for an instance norm, len(x) is 1, because torch merges examples into the
-        # channels
-        if x.from_inputs and len(x.start) > 1:
-            raise NoRule("batch norm in training mode couples the examples of a batch")
-        x = x.view(lambda v: v.transpose(0, 1))
-        gain, bias = (along(p, 0, x) for p in (gain, bias))
-        # mean x and r = v⁻¹ᐟ² of each channel, over examples and pixels
-        rows = Ends(
-            x.start.flatten(1), x.end.flatten(1), None, x.from_weights, x.from_inputs
-        )
-        r = rows.view(lambda v: (v.var(1, correction=0, keepdim=True) + eps).rsqrt())
-        moments = (rows.view(lambda v: v.mean(1, keepdim=True)), r)
-        return affine(call, *normalise(call, x, gain, *moments), gain, bias).transpose(
-            0, 1
-        )
+        return norm_over_batch(call)
     scale, centre = (
         v.view(-1, *[1] * (x.start.dim() - 2))
         for v in ((variance.start + eps).rsqrt(), mean.start)
@@ -265,6 +244,26 @@ def batch_norm(call: Call) -> Result:
         x.from_inputs,
     )
     return affine(call, normed, delta, gain, bias)
+
+
+def norm_over_batch(call: Call) -> Tensor:
+    """Return the difference of a batch norm in training mode, which normalises each
+    channel by the statistics of the batch. This couples examples. So raise NoRule
+    unless there is a single example, or the input depends on weights alone."""
+    x, gain, bias, *_, eps = call.args
+    # for an instance norm, len(x) is 1, because torch merges examples into the channels
+    if x.from_inputs and len(x.start) > 1:
+        raise NoRule("batch norm in training mode couples the examples of a batch")
+    x = x.view(lambda v: v.transpose(0, 1))
+    gain, bias = (along(p, 0, x) for p in (gain, bias))
+    # mean x and r = v⁻¹ᐟ² of each channel, over examples and pixels
+    rows = Ends(
+        x.start.flatten(1), x.end.flatten(1), None, x.from_weights, x.from_inputs
+    )
+    mean = rows.view(lambda v: v.mean(1, keepdim=True))
+    r = rows.view(lambda v: (v.var(1, correction=0, keepdim=True) + eps).rsqrt())
+    normed, delta = normalise(call, x, gain, mean, r)
+    return affine(call, normed, delta, gain, bias).transpose(0, 1)
 
 
 def along(value: Ends | None, axis: int, x: Ends) -> Ends | None:
@@ -289,7 +288,6 @@ def normalise(
         value.reshape(*outer, -1) - m
         for value, m in ((x.start, mean.start), (x.end, mean.end))
     )
-    c = Ends(start, end, x.delta, x.from_weights, x.from_inputs)
     normed = Ends(
         (start * scale.start).view(shape),
         (end * scale.end).view(shape),
@@ -299,45 +297,53 @@ def normalise(
     )
     if x.delta is None:
         return normed, None
-    n = c.start.shape[-1]
-    middle = call.mean(c)
+    n = start.shape[-1]
+    c = call.mean(Ends(start, end, x.delta, x.from_weights, x.from_inputs))
     r = call.slope(scale, lambda r0, r1: torch.lerp(r0, r1, 0.5))
     k = call.slope(scale, lambda r0, r1: (r0 * r1).square() / (r0 + r1) * (-2 / n))
-    factor = (
-        torch.ones_like(middle)
-        if gain is None
-        else call.mean(gain).expand(shape).reshape(middle.shape)
-    )
-    delta = call.delta(x).reshape(middle.shape)
+    g = torch.ones_like(c)
+    if gain is not None:
+        g = call.mean(gain).expand(shape).reshape(c.shape)
+    delta = call.delta(x).reshape(c.shape)
     if n == 1:  # a number minus its mean is exactly zero
         return normed, (delta * 0.0).view(shape)
+    differential = NormDifferential(c, r, k, g)
+    y = apply_linear(delta, differential.linear, differential.transpose)
+    return normed, y.view(shape)
 
-    def linear(v: Tensor) -> Tensor:
+
+@dataclass(frozen=True)
+class NormDifferential:
+    """The map from Δx to ḡ Δy, and its transpose. The formulas are in the docstring of
+    the module; its bars are omitted here."""
+
+    c: Float[Tensor, "*set n"]
+    r: Float[Tensor, "*set 1"]
+    k: Float[Tensor, "*set 1"]
+    g: Float[Tensor, "*set n"]
+
+    def linear(self, v: Tensor) -> Tensor:
         centred = v - v.mean(-1, keepdim=True)
-        return factor * (
-            r * centred + middle * (k * (middle * centred).sum(-1, keepdim=True))
-        )
+        along_c = (self.c * centred).sum(-1, keepdim=True)
+        return self.g * (self.r * centred + self.c * (self.k * along_c))
 
-    def transpose(w: Tensor) -> Tensor:
-        if w.dim() == middle.dim():
-            scaled = factor * w
-            diagonal = r
-            gradient_sum = scaled.sum(-1, keepdim=True)
-            along = (middle * scaled).sum(-1, keepdim=True)
+    def transpose(self, w: Tensor) -> Tensor:
+        c = self.c
+        g = self.g
+        if w.dim() == c.dim():
+            scaled = g * w
+            diagonal = self.r
+            total = scaled.sum(-1, keepdim=True)
+            along_c = (c * scaled).sum(-1, keepdim=True)
         else:  # compute the terms that are the same for all vectors only once
             scaled = w
-            diagonal = factor * r
-            gradient_sum, along = inner_products(
-                w, torch.stack((factor, factor * middle))
-            )
-        less_mean = torch.addcmul(
-            r * gradient_sum, k * middle.sum(-1, keepdim=True), along
-        ) * (-1 / n)
-        return torch.addcmul(
-            torch.addcmul(less_mean, scaled, diagonal), middle, k * along
-        )
-
-    return normed, apply_linear(delta, linear, transpose).view(shape)
+            diagonal = g * self.r
+            total, along_c = inner_products(w, torch.stack((g, g * c)))
+        # minus the mean of r gβ + c k ⟨c, gβ⟩
+        sums = torch.addcmul(self.r * total, self.k * c.sum(-1, keepdim=True), along_c)
+        minus_mean = sums * (-1 / c.shape[-1])
+        along_gradient = torch.addcmul(minus_mean, scaled, diagonal)
+        return torch.addcmul(along_gradient, c, self.k * along_c)
 
 
 def affine(
@@ -387,10 +393,7 @@ def deviation(call: Call) -> Result:
     also return the difference of the mean."""
     delta, *means = variance(call)
     start, end = call.result_ends[0]
-    slope = call.slope(
-        Ends(start, end, None),
-        lambda s0, s1: quotient(torch.ones_like(s0), s0 + s1, 0.0),
-    )
+    slope = call.slope(Ends(start, end, None), inverse_sum)
     return slope * delta, *means
 
 
@@ -401,10 +404,7 @@ def lengths(call: Call, value: Ends, dims: list[int]) -> Ends:
     if value.delta is None:
         return length
     inside = 2 * (call.mean(value) * call.delta(value)).sum(dims, keepdim=True)
-    scale = call.slope(
-        length, lambda l0, l1: quotient(torch.ones_like(l0), l0 + l1, 0.0)
-    )
-    return replace(length, delta=inside * scale)
+    return replace(length, delta=inside * call.slope(length, inverse_sum))
 
 
 def weight_norm(call: Call) -> Result:
@@ -463,7 +463,7 @@ def norm_difference(call: Call, value: Ends, dims: list[int], order: float) -> T
         )
 
     if order == 0:
-        raise NoRule("the 0-norm counts numbers")
+        raise NoRule("no difference rule for the 0-norm")
     if order == 2:
         return lengths(call, value, dims).change.reshape(call.start.shape)
     size = applied(call, value, torch.abs, absolute)

@@ -44,7 +44,6 @@ REFLECTION_PADDING = 2
 
 
 def sampled(call: Call) -> Result:
-    """Return the difference of a sampled picture."""
     picture, grid, mode, padding, corners = call.args
     if mode not in (LINEAR_MODE, NEAREST_MODE):
         return cubic(call)
