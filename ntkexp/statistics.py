@@ -75,12 +75,10 @@ def largest_eigenvalue(product: Callable[[Tensor], Tensor], start: Tensor) -> fl
 
 
 def inner(left: Tensor, right: Tensor) -> float:
-    """Return the inner product of two tensors of the same shape."""
     return float(torch.dot(left.flatten(), right.flatten()))
 
 
 def norm(vector: Tensor) -> float:
-    """Return the Euclidean norm of a tensor of any shape."""
     return sqrt(inner(vector, vector))
 
 
@@ -96,7 +94,7 @@ def norm(vector: Tensor) -> float:
 
 TOP = 10
 """Number of leading eigenvalues in the metrics."""
-MAX_DENSE_ENTRIES = 4096
+MAX_DENSE_ROWS = 4096
 """All eigenvalues are computed only for matrices with at most this many rows. Larger
 matrices would take minutes per snapshot."""
 
@@ -147,10 +145,11 @@ def largest_kernel_eigenvalue(kernel: Float[Tensor, "train out train out_"]) -> 
     """Compute λ_max: for small matrices by a full decomposition,
     for large ones by Lanczos.
 
-    The start vector is random, because any fixed vector can be orthogonal to the
-    leading eigenvector. For example, √K(x, x) is if each input x has a partner −x."""
+    The start vector is random, because a fixed vector can be orthogonal to the leading
+    eigenvector. For example, √K(x, x) is orthogonal to it if each input x has a
+    partner −x."""
     matrix = kernel.flatten(2).flatten(0, 1)
-    if len(matrix) <= MAX_DENSE_ENTRIES:
+    if len(matrix) <= MAX_DENSE_ROWS:
         return float(torch.linalg.eigvalsh((matrix + matrix.mH) / 2)[-1])
     noise = normal(stream("largest eigenvalue"), len(matrix)).to(matrix)
     return largest_eigenvalue(matrix.__matmul__, matrix.diagonal().sqrt() * noise)
@@ -187,8 +186,14 @@ def label_alignment(
 ) -> float:
     """Return the centred alignment (CKA) of two matrices between examples: the kernel,
     averaged over its outputs, and y yᵀ with the targets y."""
-    averaged = kernel.diagonal(dim1=1, dim2=3).mean(2)
-    return alignment(centred(averaged), centred(targets @ targets.t()))
+    return alignment(centred(averaged(kernel)), centred(targets @ targets.t()))
+
+
+def averaged(
+    kernel: Float[Tensor, "train kept train kept_"],
+) -> Float[Tensor, "train train"]:
+    """Return the mean of K[x, c, x′, c] over the outputs c."""
+    return kernel.diagonal(dim1=1, dim2=3).mean(2)
 
 
 def centred(kernel: Float[Tensor, "train train"]) -> Float[Tensor, "train train"]:
