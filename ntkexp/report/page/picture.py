@@ -97,7 +97,7 @@ def refuse_other(svg: str) -> None:
     except expat.ExpatError as error:
         reason = expat.errors.messages[error.code]
         raise Mistake(
-            f"it is not a plain picture: it has what no XML has, {reason}"
+            f"it is not a plain picture: it is not valid XML, {reason}"
         ) from None
 
 
