@@ -97,7 +97,7 @@ def parse_verdicts(content: bytes, folder: Path) -> list[dict[str, Any]]:
     file = folder / VERDICTS_FILE
     try:
         rows: list[dict[str, Any]] = json.loads(
-            content.decode(), object_pairs_hook=once
+            content.decode(), object_pairs_hook=object_of_pairs
         )
         ROWS.validate_python(rows)
     except ValidationError as error:
@@ -116,7 +116,7 @@ def parse_verdicts(content: bytes, folder: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def object_of_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Build a JSON object from pairs. Raise if a key appears twice."""
     fields = dict(pairs)
     if len(fields) < len(pairs):
@@ -152,7 +152,7 @@ def read_digests(folder: Path) -> dict[str, str]:
     digests = {match[2]: match[1] for match in matches if match}
     if len(digests) < len(lines):
         raise Mistake(
-            f"{file} has lines that are not a digest of a file of its own; {advice(folder)}"
+            f"{file} has a line that is no digest, or two digests of a file; {advice(folder)}"
         )
     return digests
 
@@ -186,7 +186,7 @@ def read_files(
         contents[file] = read_bytes(folder / file)
         if sha256(contents[file]).hexdigest() != digests[file]:
             raise Mistake(
-                f"{folder / file} is not as it was published: its digest is another than in {SUMS}"
+                f"{folder / file} is not as it was published: its digest differs from {SUMS}"
             )
     return contents
 
@@ -275,7 +275,7 @@ def refuse_active_picture(content: bytes, file: Path) -> None:
         ) from error
     if b"<!ENTITY" in content or b"<?xml-" in content:
         raise Mistake(
-            f"{file} has an entity or a style sheet of its own, which no picture of a claim has"
+            f"{file} has an entity or a style sheet, which no picture of a claim has"
         )
     for element in root.iter():
         tag = str(element.tag).rpartition("}")[2]
