@@ -75,12 +75,10 @@ def largest_eigenvalue(product: Callable[[Tensor], Tensor], start: Tensor) -> fl
 
 
 def inner(left: Tensor, right: Tensor) -> float:
-    """Return the inner product of two tensors of the same shape."""
     return float(torch.dot(left.flatten(), right.flatten()))
 
 
 def norm(vector: Tensor) -> float:
-    """Return the Euclidean norm of a tensor of any shape."""
     return sqrt(inner(vector, vector))
 
 
@@ -96,7 +94,7 @@ def norm(vector: Tensor) -> float:
 
 TOP = 10
 """Number of leading eigenvalues in the metrics."""
-MAX_DENSE_ENTRIES = 4096
+MAX_DENSE_ROWS = 4096
 """All eigenvalues are computed only for matrices with at most this many rows. Larger
 matrices would take minutes per snapshot."""
 
@@ -127,7 +125,7 @@ class Spectrum:
         rounding = len(self.values) * torch.finfo(self.values.dtype).eps * largest
         return largest / smallest if smallest > rounding else float("inf")
 
-    def share(self, vectors: Float[Tensor, " entry *vector"], top: int) -> float:
+    def share(self, vectors: Float[Tensor, "entry *vector"], top: int) -> float:
         """Return the fraction of Σ‖v‖² in the span of the
         `top` leading eigenvectors."""
         coordinates = self.modes[:, :top].mH @ vectors
@@ -147,11 +145,11 @@ def largest_kernel_eigenvalue(kernel: Float[Tensor, "train out train out_"]) -> 
     """Compute λ_max: for small matrices by a full decomposition,
     for large ones by Lanczos.
 
-    The start vector is random, because any fixed vector can be orthogonal to the
-    leading eigenvector. For example, the vector √K(x, x) is orthogonal to it if the
-    inputs are pairs x, −x."""
+    The start vector is random, because a fixed vector can be orthogonal to the leading
+    eigenvector. For example, √K(x, x) is orthogonal to it if each input x has a
+    partner −x."""
     matrix = kernel.flatten(2).flatten(0, 1)
-    if len(matrix) <= MAX_DENSE_ENTRIES:
+    if len(matrix) <= MAX_DENSE_ROWS:
         return float(torch.linalg.eigvalsh((matrix + matrix.mH) / 2)[-1])
     noise = normal(stream("largest eigenvalue"), len(matrix)).to(matrix)
     return largest_eigenvalue(matrix.__matmul__, matrix.diagonal().sqrt() * noise)
@@ -188,8 +186,14 @@ def label_alignment(
 ) -> float:
     """Return the centred alignment (CKA) of two matrices between examples: the kernel,
     averaged over its outputs, and y yᵀ with the targets y."""
-    averaged = kernel.diagonal(dim1=1, dim2=3).mean(2)
-    return alignment(centred(averaged), centred(targets @ targets.t()))
+    return alignment(centred(averaged(kernel)), centred(targets @ targets.t()))
+
+
+def averaged(
+    kernel: Float[Tensor, "train kept train kept_"],
+) -> Float[Tensor, "train train"]:
+    """Return the mean of K[x, c, x′, c] over the outputs c."""
+    return kernel.diagonal(dim1=1, dim2=3).mean(2)
 
 
 def centred(kernel: Float[Tensor, "train train"]) -> Float[Tensor, "train train"]:
@@ -339,13 +343,13 @@ def summary(
 ) -> dict[str, float]:
     """Compute the statistics in the list above.
 
-    The first `train` queries are the training examples. If training examples are not
-    queries, `train` is 0."""
+    The first `train` queries are the training examples. `train` is 0 if the training
+    examples are not queries."""
     mass = torch.stack([block.abs().sum() for block in blocks(contributions)]).sum()
     facts = {"cancellation": ratio(mass, summed(contributions).abs().sum())}
     facts |= {f"top_{k}": top_share(contributions, k) for k in TOP_CONTRIBUTORS}
     if is_square(kernel):
-        facts |= coefficient_statistics(kernel, contributions)
+        facts |= coefficients(kernel, contributions)
         if train:
             facts |= defects(kernel[:train])
     return facts
@@ -370,11 +374,12 @@ def top_share(contributions: Float[Tensor, "query out train"], k: int) -> float:
     return float(torch.cat(shares).mean())
 
 
-def coefficient_statistics(
+def coefficients(
     kernel: Float[Tensor, "query out train out_"],
     contributions: Float[Tensor, "query out train"],
 ) -> dict[str, float]:
-    """Return `coefficient_variation` and `left_out`."""
+    """Return `coefficient_variation` and `left_out`, which describe how aᵢ(x) depends
+    on the query x."""
     pair_blocks = kernel.transpose(1, 2)  # [query, train, out, out_]
     outputs = pair_blocks.shape[2]
     sizes = smallest_singular_values(pair_blocks)
@@ -387,7 +392,6 @@ def coefficient_statistics(
     solved = torch.linalg.solve(divisor, right_side)[..., 0]  # [query, train, out]
     solved = torch.where(usable[..., None], solved, torch.nan)
     mean = solved.nanmean(0)
-    # relative standard deviation of aᵢ(x) over the queries x
     deviation = (solved - mean).square().nanmean(0).sqrt()
     variation = (deviation / mean.abs()).flatten()
     return {
@@ -406,7 +410,8 @@ def smallest_singular_values(
 
 
 def defects(kernel: Float[Tensor, "train out train out_"]) -> dict[str, float]:
-    """Return `symmetry_defect` and `psd_defect`."""
+    """Return `symmetry_defect` and `psd_defect`
+    of the path kernel between training examples."""
     matrix = kernel.flatten(2).flatten(0, 1)
     values = torch.linalg.eigvalsh((matrix + matrix.mH) / 2)
     return {

@@ -142,8 +142,18 @@ def shown_name(name: str) -> str:
     >>> shown_name("two\nlines"), shown_name(""), shown_name("n" * 99)[-2:]
     ('two\\nlines', '""', 'n…')
     """
-    spelt = printable(name) or '""'
-    return spelt if len(spelt) <= LONGEST_NAME else f"{spelt[: LONGEST_NAME - 1]}…"
+    return fitting(printable(name) or '""', LONGEST_NAME)
+
+
+def fitting(text: str, longest: int) -> str:
+    """Shorten a text to at most `longest` letters.
+
+    >>> fitting("boot", 11), fitting("ankle boot (left)", 11)
+    ('boot', 'ankle boot…')
+    """
+    if len(text) <= longest:
+        return text
+    return f"{text[: longest - 1]}…"
 
 
 SPREADSHEET_FORMULA = re.compile(r"'*[=+\-@\t\r]")

@@ -156,9 +156,7 @@ class TrialJob(AbstractJob):
                 settings += [
                     word for word in value if isinstance(word, str) and "=" in word
                 ]
-        paths = [
-            word.partition("=")[2].partition(":")[0].strip("'\"") for word in settings
-        ]
+        paths = [path_in(setting) for setting in settings]
         if not any(path and Path(path).expanduser().exists() for path in paths):
             return []
         return [
@@ -201,6 +199,16 @@ class TrialJob(AbstractJob):
         return "done"
 
 
+def path_in(setting: str) -> str:
+    """Return the value of a setting without quotes and without a name after a colon.
+
+    >>> path_in("data.path='my.csv:label'")
+    'my.csv'
+    """
+    value = setting.partition("=")[2]
+    return value.partition(":")[0].strip("'\"")
+
+
 # --- Plan the runs and trials of all statistical tests (looks) of a claim. Runs that
 # several looks share are planned once.
 
@@ -233,11 +241,10 @@ class PlannedClaim:
     def whole(self) -> Plan:
         """The runs of all statistical tests (looks), merged into one sweep."""
         name = self.claim.name
-        everything = Definition(name, {}, (), (), (), (name,), self.options)
         plans = [plan for look in self.looks.values() for plan in look.plans.values()]
-        return Plan(
-            everything, self.out, tuple(run for plan in plans for run in plan.runs)
-        )
+        runs = tuple(run for plan in plans for run in plan.runs)
+        definition = Definition(name, {}, (), (), (), (name,), self.options)
+        return Plan(definition, self.out, runs)
 
     @property
     def trials(self) -> tuple[TrialJob, ...]:
@@ -388,19 +395,24 @@ def conclude(
 ) -> ClaimRecord:
     """Measure and judge all statistical tests (looks) of a claim,
     and write the result."""
-    # If looks share all runs and trials, such as main look and control, measure only
-    # once.
-    measured = {name: measure(look, statuses) for name, look in planned.looks.items()}
-
-    # judge all looks together, because a supported control invalidates the main look
     claim = planned.claim
+    measured = {name: measure(look, statuses) for name, look in planned.looks.items()}
     tables, findings = judge_protocol(claim.protocol, measured)
     judgements = {
         name: judgement(claim.looks[name], finding, measured[name].draws)
         for name, finding in findings.items()
     }
+    claim_record = record_of(planned, judgements, size)
+    write_result(planned, claim_record, tables)
+    return claim_record
+
+
+def record_of(
+    planned: PlannedClaim, looks: Mapping[str, Judgement], size: str
+) -> ClaimRecord:
+    claim = planned.claim
     size_option = [] if size == "default" else [f"--{size}"]
-    claim_record = ClaimRecord(
+    return ClaimRecord(
         path=planned.folder,
         name=claim.name,
         digest=claim.digest,
@@ -409,19 +421,24 @@ def conclude(
         source=claim.source.words,
         refutes=claim.refutes,
         command=command("claims", [claim.name], [*size_option, *planned.options]),
-        looks=judgements,
+        looks=looks,
         identity=claim.identity,
     )
 
-    # write the record last, so that every folder with a record is complete
+
+def write_result(
+    planned: PlannedClaim, record: ClaimRecord, tables: Mapping[str, pd.DataFrame]
+) -> None:
+    """Write the files of a claim's folder. Write the record last, so that every folder
+    with a record is complete."""
+    claim = planned.claim
     folder = planned.folder
     write_atomically(folder / "claim.json", to_text(claim.fields))
     for name, table in tables.items():
         write_atomically(folder / f"{name}.csv", format_csv(table))
-    draw(claim.picture, JudgedClaim(claim.looks, claim_record, tables))
+    draw(claim.picture, JudgedClaim(claim.looks, record, tables))
     write_timings(folder / TIMINGS, planned.seconds)
-    write_claim(claim_record)
-    return claim_record
+    write_claim(record)
 
 
 def judgement(look: Look, finding: Finding, draws: str) -> Judgement:
@@ -485,11 +502,8 @@ def drawn(
     trial: AbstractTrial | None,
     trust: Sequence[str] = (),
 ) -> str:
-    """Describe what a seed draws at random, such as data or weights.
-
-    If all seeds draw their data from the same examples, also name these examples, with
-    their number.
-    """
+    """Describe what a seed draws at random, such as data or weights. Also describe the
+    pool of examples if it is the same for all seeds (see `pools`)."""
     run_sources = [experiment.data for experiment in experiments]
     trial_sources = [] if trial is None else sources_of(trial, trust)
     distinct: list[AbstractSource] = []
@@ -529,11 +543,10 @@ def sources_of(trial: AbstractTrial, trust: Sequence[str] = ()) -> list[Abstract
 
 
 def pools(sources: Sequence[AbstractSource]) -> str:
-    """Describe the data sources that draw from the same pool of examples
-    for every seed.
+    """Describe the fixed pools of examples: those of the sources that draw from the
+    same examples for every seed. Return "" without such a source.
 
-    Return "" if there is none. An interval over seeds does not generalise beyond such a
-    fixed pool.
+    An interval over seeds does not generalise beyond a fixed pool.
 
     >>> from ntkexp.data import Sphere, Wine
     >>> pools([Wine(train=40), Sphere()])
@@ -551,15 +564,20 @@ def pools(sources: Sequence[AbstractSource]) -> str:
     return f"{FIXED_POOL}{' or '.join(dict.fromkeys(sizes))}"
 
 
-def draw(picture: AbstractPicture, judged: JudgedClaim) -> None:
-    """Write the picture of a claim, its caption
-    and its table into the claim's folder."""
+def drawing_of(picture: AbstractPicture, judged: JudgedClaim) -> str:
+    """Draw the picture of a claim as SVG."""
     from ntkexp.report.plots.rendering import svg  # noqa: PLC0415  slow to import
     from ntkexp.report.plots.style import house_style  # noqa: PLC0415  slow to import
 
-    folder = judged.record.path
     with house_style():
-        write_atomically(folder / PICTURE, svg(picture.figure(judged)))
+        return svg(picture.figure(judged))
+
+
+def draw(picture: AbstractPicture, judged: JudgedClaim) -> None:
+    """Write the picture of a claim, its caption
+    and its table into the claim's folder."""
+    folder = judged.record.path
+    write_atomically(folder / PICTURE, drawing_of(picture, judged))
     exhibit = Exhibit(picture.caption(judged))
     table = picture.table(judged)
     if table is not None:

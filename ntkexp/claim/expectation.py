@@ -37,8 +37,6 @@ from ntkexp.text import percent, short
 LATER_FIELDS = ("each", "within", "censored", "over_examples")
 """Fields that rules did not have when the first claims were registered. Digests omit
 such a field unless it is set, so that old digests stay valid."""
-
-
 EXAMPLE = "example"
 """The column that identifies the example of a row, such as a test picture. Equal
 identifiers mean the same example, for all seeds."""
@@ -282,8 +280,8 @@ class AbstractAverage(AbstractExpectation):
     def refuse_extremes_over_examples(self) -> Self:
         if self.over_examples and self.rows != "mean":
             raise Mistake(
-                f"over_examples with rows: {self.rows}: the interval over examples is that "
-                "of a mean; leave one of them out"
+                f"over_examples with rows: {self.rows}: the interval over examples needs "
+                "means; leave one of the two out"
             )
         return self
 
@@ -345,30 +343,36 @@ class AbstractAverage(AbstractExpectation):
 
     def evidence(self, table: pd.DataFrame) -> Interval:
         figures = self.figures(table)
-        if self.within is not None:
-            low, high = self.within
-            outside = [figure for figure in figures if not low <= figure <= high]
-            if outside:
-                raise Mistake(
-                    f"within={list(self.within)}: the figure of a seed is "
-                    f"{short(outside[0])}, which is outside; give a range that contains "
-                    "it"
-                )
+        self.refuse_outside(figures)
+        estimate = mean_of(figures)
         if self.over_examples:
-            find_column(table, EXAMPLE, "over_examples")
-            numbers = self.averages(table, ["seed", EXAMPLE])
-            pairs = numbers.index.to_frame()
-            estimate = two_way_mean(
-                pairs["seed"].tolist(), pairs[EXAMPLE].tolist(), numbers.tolist()
-            )
-        else:
-            estimate = mean_of(figures)
+            estimate = self.estimate_over_examples(table)
         return Interval(
             replace(estimate, within=self.within),
             self.expected,
             strict=self.strict,
             log=self.is_log,
             over_examples=self.over_examples,
+        )
+
+    def refuse_outside(self, figures: list[float]) -> None:
+        """Raise if a figure lies outside of the range `within`."""
+        if self.within is None:
+            return
+        low, high = self.within
+        outside = [figure for figure in figures if not low <= figure <= high]
+        if outside:
+            raise Mistake(
+                f"within={list(self.within)}: the figure of a seed is "
+                f"{short(outside[0])}, which is outside; give a range that contains it"
+            )
+
+    def estimate_over_examples(self, table: pd.DataFrame) -> Estimate:
+        find_column(table, EXAMPLE, "over_examples")
+        numbers = self.averages(table, ["seed", EXAMPLE])
+        pairs = numbers.index.to_frame()
+        return two_way_mean(
+            pairs["seed"].tolist(), pairs[EXAMPLE].tolist(), numbers.tolist()
         )
 
     def figures(self, table: pd.DataFrame) -> list[float]:
@@ -496,8 +500,8 @@ class Order(AbstractAverage):
         differences: pd.Series[float] = (above - below).dropna()
         if len(differences) < max(len(above), len(below)):
             raise Mistake(
-                f"along={self.along}: some seeds are at {self.above} or {self.below} alone, "
-                "and have no pair"
+                f"along={self.along}: some seeds are only at {self.above} or only at "
+                f"{self.below}, so they have no pair"
             )
         return differences
 
@@ -574,7 +578,7 @@ def refuse_several(table: pd.DataFrame, along: str) -> None:
     mixes several curves."""
     if table.duplicated([along, "seed"]).any():
         raise Mistake(
-            f"along={along}: a seed has several rows at one place; choose a line by `where`"
+            f"along={along}: a seed has several rows at one position; choose a curve by `where`"
         )
 
 
@@ -623,7 +627,7 @@ class Location(AbstractExpectation):
         x = ordered[self.along].to_numpy(dtype=float)
         if len(x) < 3 or (x <= 0).any():
             raise Mistake(
-                f"along={self.along}: an extreme is located among three positive places or more"
+                f"along={self.along}: an extreme needs three positions or more, all above 0"
             )
         y = ordered["value"].to_numpy(dtype=float) * self.sign
         top = int(np.argmax(y))
@@ -641,6 +645,8 @@ def vertex(x: NDArray[np.float64], y: NDArray[np.float64]) -> float:
     >>> round(vertex(x, 2 * x - x**2), 6)
     1.0
     """
+    # The slope of a parabola is linear in x. It equals the slope between two points at
+    # their middle. Between the two middles, it falls to 0 after this share of the way.
     slope_before = (y[1] - y[0]) / (x[1] - x[0])
     slope_after = (y[2] - y[1]) / (x[2] - x[1])
     if slope_before == slope_after:

@@ -9,7 +9,7 @@ of its statistical tests (looks).
 
    supported      the interval lies inside the range (equivalence: two one-sided tests at 2.5 %)
    refuted        the interval lies entirely outside the range
-   below minimum  refuted, but the interval excludes the null value on the side of the range: the
+   below minimum  refuted, but the interval lies between the null value and the range: the
                   direction is significant, and the effect is smaller than the stated minimum
    undecided      the interval crosses an edge of the range, or there is no interval
 
@@ -23,10 +23,10 @@ of its statistical tests (looks).
 
    supported      every part is supported; p = max p_k (an intersection needs no correction)
    refuted        a part is refuted with p_k ≤ 2.5 %/m (Bonferroni); p = m min p_k
-   below minimum  as `refuted`, if every part with such a p_k is below its minimum
+   below minimum  as `refuted`, if all parts with p_k ≤ 2.5 %/m are below their minimum
    undecided      otherwise
 
-   The shown figure, interval and p belong to the part with this p_k.
+   The shown figure and interval belong to the part with this p_k.
 
 3. The looks. A look may be judged at several planned stages with growing numbers of seeds, until it
    is decided. The stages share an error probability of 5 % (`Look.level`), and p is multiplied by
@@ -188,18 +188,17 @@ def judge_rows(
 
 
 SAFE_SIDES = {"below": "upper", "above": "lower"}
-"""The limits that stay valid if the true value replaces the bound of a censored value.
-If the true value lies `below` the bound, an upper limit stays valid. If the true value
-lies `above` the bound, a lower limit stays valid."""
+"""The side of the true value relative to its bound → the side of the limits that are
+still valid if the true value replaces the bound."""
 
 
 def weigh_censored(part: AbstractExpectation, finding: Finding, note: str) -> Finding:
     """Set the finding to `undecided` if it depends on censored values. Add the note.
 
     The finding used the bound of each censored value. If the true values lie below
-    their bounds, the true mean is at most the mean of the finding. Then a supported
-    upper limit holds. In the opposite case, a supported lower limit holds. Every other
-    verdict depends on the unknown values."""
+    their bounds, the true mean is smaller than the mean of the finding. So a supported
+    upper limit holds. In the same way, a supported lower limit holds if the true values
+    lie above. Every other verdict depends on the unknown values."""
     is_safe = (
         isinstance(part, Bound) and SAFE_SIDES.get(str(part.censored)) == part.side
     )
@@ -216,11 +215,10 @@ def first_reason(rows: pd.DataFrame) -> str:
 
 
 def judge_interval(evidence: Interval, level: float = LEVEL) -> Finding:
-    """Judge whether the interval lies inside the expected range, outside,
-    or across an edge.
+    """Judge by the position of the interval relative to the expected range.
 
-    The interval misses the true value with probability `level`. p is multiplied by 5
-    %/level, so that p ≤ 2.5 % decides at every level.
+    The interval misses the true value with probability `level`. p is multiplied by
+    5 %/level, so that p ≤ 2.5 % decides at every level.
 
     >>> from ntkexp.records.sweep import Expected
     >>> from ntkexp.report.analysis.estimate import Estimate
@@ -233,25 +231,24 @@ def judge_interval(evidence: Interval, level: float = LEVEL) -> Finding:
         estimate, evidence.expected, strict=evidence.strict, level=level
     )
     low, high = estimate.interval(level)
+    p = None if comparison.p is None else min(1.0, comparison.p * LEVEL / level)
     finding = Finding("undecided", estimate.value, low, high, note=evidence.note)
     if not estimate.known or math.isnan(estimate.value):
         finding = replace(finding, note=evidence.note or "there is no interval")
-    elif comparison.where == "across" and evidence.over_examples:
-        pass  # it is unknown how much more seeds alone would help
-    elif comparison.where == "across":
+    elif comparison.where == "inside":
+        finding = replace(finding, verdict="supported", p=p)
+    elif comparison.where != "across":
+        finding = replace(finding, verdict="refuted", p=p)
+        if shows_direction(evidence, low, high):
+            finding = replace(finding, verdict="below minimum")
+            finding = finding.noting(DIRECTION_ONLY, evidence.note)
+    elif not evidence.over_examples:  # with examples, more seeds alone may not help
         finding = replace(finding, more=comparison.more)
         if not comparison.more:
             never = f"too close to the threshold: {MAX_REPETITIONS} seeds would not settle it"
             finding = finding.noting(never, evidence.note)
-    else:
-        verdict: Word = "supported" if comparison.where == "inside" else "refuted"
-        p = None if comparison.p is None else min(1.0, comparison.p * LEVEL / level)
-        finding = replace(finding, verdict=verdict, p=p)
-        if verdict == "refuted" and shows_direction(evidence, low, high):
-            finding = replace(finding, verdict="below minimum")
-            finding = finding.noting(DIRECTION_ONLY, evidence.note)
 
-    # Convert logarithms back to figures.
+    # log figure → figure
     if evidence.log:
         low, figure, high = np.exp([finding.low, finding.figure, finding.high]).tolist()
         finding = replace(finding, low=low, figure=figure, high=high)
@@ -366,7 +363,7 @@ def judge_table(look: Look, table: pd.DataFrame) -> Finding:
 def note_supported_parts(
     finding: Finding, expected: Sequence[AbstractExpectation], parts: Sequence[Finding]
 ) -> Finding:
-    """If a look is not supported, add a note that lists its supported parts.
+    """List the supported parts of a look that is not supported, as a note.
 
     >>> from ntkexp.claim.expectation import Bound
     >>> rules = [Bound(limit=1, margin=0, side=side) for side in ("upper", "lower")]
@@ -398,8 +395,7 @@ def judge_protocol(
 
 
 def weigh(findings: Mapping[str, Finding], protocol: Protocol) -> dict[str, Finding]:
-    """Add notes to verdicts that depend on a margin without a
-    reason, and check the control."""
+    """Note which verdicts depend on a margin without a reason, and check the control."""
     weighed = dict(findings)
     for name in (MAIN, SECOND):
         finding = findings[name]

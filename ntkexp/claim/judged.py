@@ -1,5 +1,4 @@
-"""A judged claim with its tables, from which its picture is drawn; the base class of
-pictures."""
+"""A judged claim with its tables, and the base class of pictures of such claims."""
 
 from __future__ import annotations
 
@@ -47,10 +46,9 @@ class JudgedClaim:
         table = self.tables[look]
         for name in columns:
             find_column(table, name, "picture")
-        once = table.drop(
-            columns=["value", "quantity"], errors="ignore"
-        ).drop_duplicates()
-        return once.dropna(subset=list(columns)).reset_index(drop=True)
+        measured = table.drop(columns=["value", "quantity"], errors="ignore")
+        measured = measured.drop_duplicates().dropna(subset=list(columns))
+        return measured.reset_index(drop=True)
 
 
 class PublishedNumber(Component):
@@ -107,8 +105,7 @@ class AbstractPicture(Component, ABC):
     """
 
     has_judged_rows_only: ClassVar[bool] = False
-    """True if the picture shows only rows that rules judge, and that are therefore
-    published."""
+    """True if the picture shows only judged rows. These rows are published."""
 
     published: str = ""
     numbers: tuple[PublishedNumber, ...] = ()

@@ -47,9 +47,9 @@ class Look:
             A rule is also called a part.
         nulls: For each rule, the figure to be expected if the claim is false.
             Empty if the claim's file gives none.
-        margins: For each rule, the reason of its margin as {origin: reason}, or {}
-            without a reason. Empty if the claim's file gives no reasons. `Claim.fields`
-            contains the reasons, and the `fields` of the look do not.
+        margins: For each rule, the reason of its margin: {origin: reason} or {}. Empty
+            if the claim's file gives no reasons. The reasons are in `Claim.fields`, not
+            in the `fields` of the look.
         planned: Numbers of seeds, one per stage. The look is judged at each stage until
             it is decided. If empty, it is judged once, with all seeds.
         stage: The index of the current number in `planned`.
@@ -117,13 +117,12 @@ class Look:
         return self if last or verdict != "undecided" else self.at(self.stage + 1)
 
     def direction_null(self, part: int) -> float | None:
-        """Return the null value of a part on the part's scale, or None.
+        """Return the null value of a part for the verdict `below minimum`, on the
+        part's scale.
 
-        If an interval excludes this value, it shows the direction of an effect, even
-        if the effect is smaller than the margin. But if the margin is a number in the
-        paper, a smaller effect refutes the paper. Then return None. Return None also
-        for rules without a direction, and for a null value without a logarithm if
-        the part needs one."""
+        Return None if this verdict is impossible: the rule has no direction, or the
+        null value has no logarithm, or the margin is a number in the paper, so that a
+        smaller effect refutes the paper."""
         rule = self.expectation[part]
         origins = self.margins[part] if self.margins else {}
         null = self.nulls[part] if self.nulls else None
@@ -144,8 +143,8 @@ class Look:
         )
 
     def words(self, first: int) -> str:
-        """Describe the parts (rules) of the expectation as text,
-        beginning with part number `first`."""
+        """List the parts (rules) of the expectation as text. Move part number `first`
+        to the front."""
         others = (*self.expectation[:first], *self.expectation[first + 1 :])
         return "; ".join(
             part.whole_words for part in (self.expectation[first], *others)

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
 
 from ntkexp.claim.rule_picture import draw_seeds
 from ntkexp.report.analysis.estimate import SHARE, Range, mean_of
@@ -65,27 +66,26 @@ def draw_change_by_width(
             axes.plot(means.index, means, marker="o", zorder=3, **look)
             ends.append(End(name, float(means.iloc[-1]), look["color"]))
         # the guide lines start above the highest measured line
-        height = max(
-            rows.loc[rows[along] == rows[along].min(), list(lines.values())].mean()
-        )
-        widths = np.array([rows[along].min(), rows[along].max()], dtype=float)
-        for name, (power, dashes) in GUIDES.items():
-            heights = 1.6 * height * (widths / widths[0]) ** power
-            axes.plot(widths, heights, dashes, color=GREY, linewidth=0.8, zorder=0)
-            middle = np.sqrt(widths.prod()), np.sqrt(heights.prod())
-            axes.annotate(
-                name,
-                middle,
-                xytext=(2, 2),
-                textcoords="offset points",
-                color=GREY,
-                fontsize=7,
-            )
+        narrowest = rows[rows[along] == rows[along].min()]
+        height = 1.6 * max(narrowest[list(lines.values())].mean())
+        draw_guides(axes, np.array([rows[along].min(), rows[along].max()]), height)
         tick(axes, sorted(rows[along].unique().tolist()))
         name_ends(axes, ends)
         axes.set(xlabel="width n", ylabel="relative change, mean", title=title)
     caption = f"{answer}. Dots are arithmetic means over seeds."
     return canvas.finish("Changes during training, and the width", caption)
+
+
+def draw_guides(axes: Axes, ends: NDArray[Any], height: float) -> None:
+    """Draw the lines of `GUIDES` between two widths, from this height on."""
+    widths = ends.astype(float)
+    for name, (power, dashes) in GUIDES.items():
+        heights = height * (widths / widths[0]) ** power
+        axes.plot(widths, heights, dashes, color=GREY, linewidth=0.8, zorder=0)
+        middle = np.sqrt(widths.prod()), np.sqrt(heights.prod())
+        axes.annotate(
+            name, middle, xytext=(2, 2), textcoords="offset points", color=GREY, fontsize=7,
+        )  # fmt: skip
 
 
 def draw_interpolation_peak(
@@ -98,34 +98,9 @@ def draw_interpolation_peak(
     `threshold` is the interpolation threshold, a number of parameters."""
     canvas = Canvas()
     left, right = canvas.panels((WIDE, 2.8), 1, 2)[0]
-    means = rows.groupby("parameters")[["test_error", "train_error"]].mean()
-    ends = []
-    faint = 0.5 / math.sqrt(rows["seed"].nunique())
-    for name, colour in (("test_error", BLUE), ("train_error", ORANGE)):
-        look = {"color": colour, "alpha": faint, "linewidth": 0.6}
-        draw_seeds(left, rows, "parameters", name, **look)
-        left.plot(means.index, means[name], "o-", color=colour, zorder=3)
-        ends.append(End(name.partition("_")[0], float(means[name].iloc[-1]), colour))
-    left.set(
-        ylim=(0, HEADROOM * means.to_numpy().max()),
-        ylabel="squared error / variance, mean",
-    )
+    ends = draw_errors(left, rows)
     # With fewer parameters, the kernel is singular.
-    full = rows[rows["parameters"] >= threshold]
-    middle = full.groupby("parameters")[
-        "condition"
-    ].median()  # the median, because near the threshold the mean does not exist
-    right.plot(
-        full["parameters"],
-        full["condition"],
-        ".",
-        color=GREEN,
-        alpha=0.25,
-        markersize=2,
-        zorder=1,
-    )
-    right.plot(middle.index, middle, "o-", color=GREEN, zorder=3)
-    right.set(ylabel="condition number of the kernel, median")
+    draw_conditions(right, rows[rows["parameters"] >= threshold])
     for axes in (left, right):
         axes.set_xscale("log")
         axes.set(
@@ -142,6 +117,35 @@ def draw_interpolation_peak(
     )  # fmt: skip
     name_ends(left, ends)
     return canvas.finish("Errors around the interpolation threshold", f"{answer}.")
+
+
+def draw_errors(axes: Axes, rows: pd.DataFrame) -> list[End]:
+    """Draw test and train errors: faint lines for seeds, dots for means. Return the
+    labels of the lines."""
+    means = rows.groupby("parameters")[["test_error", "train_error"]].mean()
+    ends = []
+    faint = 0.5 / math.sqrt(rows["seed"].nunique())
+    for name, colour in (("test_error", BLUE), ("train_error", ORANGE)):
+        look = {"color": colour, "alpha": faint, "linewidth": 0.6}
+        draw_seeds(axes, rows, "parameters", name, **look)
+        axes.plot(means.index, means[name], "o-", color=colour, zorder=3)
+        ends.append(End(name.partition("_")[0], float(means[name].iloc[-1]), colour))
+    axes.set(
+        ylim=(0, HEADROOM * means.to_numpy().max()),
+        ylabel="squared error / variance, mean",
+    )
+    return ends
+
+
+def draw_conditions(axes: Axes, rows: pd.DataFrame) -> None:
+    """Draw condition numbers, and their medians. Near the interpolation threshold they
+    have no mean."""
+    sizes = rows["parameters"]
+    look: dict[str, Any] = {"alpha": 0.25, "markersize": 2, "zorder": 1}
+    axes.plot(sizes, rows["condition"], ".", color=GREEN, **look)
+    medians = rows.groupby("parameters")["condition"].median()
+    axes.plot(medians.index, medians, "o-", color=GREEN, zorder=3)
+    axes.set(ylabel="condition number of the kernel, median")
 
 
 def draw_accuracies(
@@ -305,21 +309,11 @@ def draw_scalar_training(rows: pd.DataFrame, position: float, answer: str) -> Fi
     left, right = canvas.panels((WIDE, 2.6), 1, 2)[0]
     prepare_kernel_axes(right, rows["x"], position)
     curves = [curve for _, curve in rows.groupby("ascended")]
-    for axes, name, colour in (
-        (left, "before", BLACK),
-        (right, "share", BLUE),
-    ):
+    for axes, name, colour in ((left, "before", BLACK), (right, "share", BLUE)):
         for k, curve in enumerate(curves):
             depth = FIRST_ALPHA + (1 - FIRST_ALPHA) * k / max(1, len(curves) - 1)
-            axes.plot(
-                curve["x"],
-                curve[name],
-                "o-",
-                color=colour,
-                alpha=depth,
-                linewidth=0.7,
-                markersize=2,
-            )
+            look = {"alpha": depth, "linewidth": 0.7, "markersize": 2}
+            axes.plot(curve["x"], curve[name], "o-", color=colour, **look)
         ends = [curve.iloc[-1] for curve in (curves[0], curves[-1])]
         name_ends(
             axes,

@@ -32,7 +32,7 @@ import numpy as np
 import pandas as pd
 
 from ntkexp.claim.claim import Claim
-from ntkexp.claim.conduct import drawn_by, judgement
+from ntkexp.claim.conduct import drawing_of, drawn_by, judgement
 from ntkexp.claim.expectation import EXAMPLE, select_rows
 from ntkexp.claim.judge import Finding, judge_table, weigh
 from ntkexp.claim.judged import JudgedClaim
@@ -108,13 +108,11 @@ def publish(
     Raise if there is nothing to publish, or if a published verdict contradicts its
     tables."""
     builder = composer.builder
-    standing = {name: attempts[-1] for name, attempts in entries.items()}
+    latest = {name: attempts[-1].digest for name, attempts in entries.items()}
     judged = [
         record
         for record in records
-        if record.size == "default"
-        and record.name in standing
-        and record.digest == standing[record.name].digest
+        if record.size == "default" and record.digest == latest.get(record.name)
     ]
     published = read_verdicts(folder) if (folder / VERDICTS_FILE).is_file() else []
     if not judged and not published:
@@ -127,41 +125,45 @@ def publish(
     }
     known = set(claim_names(builder.choices))
 
-    # Claims that were not judged now: keep the published verdict if its digest is the
-    # latest in the register, but raise if the tables contradict this verdict. If the
-    # digest has changed, drop the verdict and remove its tables. verdicts.json may have
-    # been edited, so use only names from the register as paths.
-    outdated = []
-    for row in published:
-        name = row["name"]
-        if name in rows or name not in standing:
-            continue
-        if row["entry"] != standing[name].digest:
-            outdated.append(name)
-            continue
+    # Of the claims that were not judged now, keep those whose digest is the latest.
+    # verdicts.json may have been edited, so use only names of the register as paths.
+    others = {row["name"]: row for row in published if row["name"] in latest}
+    others = {name: row for name, row in others.items() if name not in rows}
+    kept = {name: row for name, row in others.items() if row["entry"] == latest[name]}
+    for name, row in kept.items():
         if name in known:
             claim = read_claim(name, builder)
             refuse_changed(folder, row, claim, entries[name])
             redraw(folder, row, claim)
-        rows[name] = row
 
+    # Write the tables of judged claims, and remove those of outdated claims.
     for record in judged:
         remove_tables(folder / record.name, keep=[*record.looks])
         write_tables(folder / record.name, record, read_claim(record.name, builder))
-    for name in outdated:
-        remove_tables(folder / name)
+    for name in others:
+        if name not in kept:
+            remove_tables(folder / name)
+
+    rows |= kept
     for name, row in rows.items():
         if name in known:
             draws = draws_of(read_claim(name, builder), composer, trust)
             for look, words in draws.items():
                 row[look] = {**row[look], "draws": words}
+    write_page(folder, rows, claim_family(entries))
+    return sorted(rows)
+
+
+def write_page(
+    folder: Path, rows: Mapping[str, dict[str, Any]], family: ClaimFamily
+) -> None:
+    """Write verdicts.json, README.md and SHA256SUMS."""
     names = sorted(rows)
     write_atomically(folder / VERDICTS_FILE, to_text([rows[name] for name in names]))
     shown = [published_record(folder, rows[name]) for name in names]
-    write_atomically(folder / PAGE, page(shown, claim_family(entries)))
+    write_atomically(folder / PAGE, page(shown, family))
     files = files_of([rows[name] for name in names])
     write_digests(folder, [file for file in files if (folder / file).is_file()])
-    return names
 
 
 def judge_again(
@@ -282,16 +284,11 @@ def redraw(folder: Path, row: Mapping[str, Any], claim: Claim) -> None:
 
     Keep a picture that shows more than the published tables hold.
     """
-    from ntkexp.report.plots.rendering import svg  # noqa: PLC0415  slow to import
-    from ntkexp.report.plots.style import house_style  # noqa: PLC0415  slow to import
-
     if not claim.picture.has_judged_rows_only or set(looks_of(row)) != set(claim.looks):
         return
     tables = published_tables(folder, claim)
     judged = JudgedClaim(claim.looks, published_record(folder, row), tables)
-    with house_style():
-        drawing = svg(claim.picture.figure(judged))
-    write_atomically(folder / claim.name / PICTURE, drawing)
+    write_atomically(folder / claim.name / PICTURE, drawing_of(claim.picture, judged))
 
 
 def remove_tables(folder: Path, keep: Sequence[str] = ()) -> None:
@@ -593,25 +590,13 @@ def differences(
         findings[name] = judge_table(looks[name], table)
     findings = weigh(findings, claim.protocol)
 
-    # Compare the verdict on the claim, which follows from the main and the second look
     verdict = pair_verdict(findings["main"].verdict, findings["second"].verdict)
     if row["verdict"] != verdict:
         yield f"verdict is {row['verdict']}, and the tables say {verdict}"
-
-    # Compare the fields of each look
     for name, finding in findings.items():
-        numbers = (finding.figure, finding.low, finding.high)
-        size = max(
-            (abs(number) for number in numbers if math.isfinite(number)), default=0.0
-        )
-        for key, value in judgement(looks[name], finding, draws="").fields.items():
-            if key != "draws" and not agree(row[name][key], value, size):
-                published = row[name][key]
-                yield (
-                    f"{name} has the {key} {published}, and its table says {finite_json(value)}"
-                )
+        yield from differences_of_look(name, looks[name], finding, row[name])
 
-    # Compare the fields that repeat values of the main look and of the claim
+    # the fields that repeat values of the main look and of the claim
     repeated = {
         key: row["main"][key] for key in ("figure", "interval", "p", "expected")
     }
@@ -622,6 +607,19 @@ def differences(
     for key, value in repeated.items():
         if row.get(key) != value:
             yield f"{key} is {row[key]}, and should be {value}"
+
+
+def differences_of_look(
+    name: str, look: Look, finding: Finding, published: Mapping[str, Any]
+) -> Iterator[str]:
+    numbers = (finding.figure, finding.low, finding.high)
+    finite = [abs(number) for number in numbers if math.isfinite(number)]
+    size = max(finite, default=0.0)
+    for key, value in judgement(look, finding, draws="").fields.items():
+        if key != "draws" and not agree(published[key], value, size):
+            yield (
+                f"{name} has the {key} {published[key]}, and its table says {finite_json(value)}"
+            )
 
 
 def agree(published: Any, judged: Any, size: float = 0.0) -> bool:

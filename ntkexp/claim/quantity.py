@@ -85,17 +85,17 @@ class Measured:
         return pd.concat(parts, ignore_index=True)
 
 
-def example_ids(shown: NDArray[np.generic]) -> list[int]:
+def example_ids(inputs: NDArray[np.generic]) -> list[int]:
     """Return a number for each example, for the column `example` of a table.
 
-    The numbers are digests of the inputs before standardisation. So an example of a
-    fixed data set has the same number for every seed, and generated examples have
-    different numbers.
+    The numbers are digests of the inputs, which must not be standardised yet. So an
+    example of a fixed data set has the same number for every seed, and generated
+    examples have different numbers.
 
     >>> example_ids(np.array([[0.0, 1.0], [2.0, 3.0]])) == example_ids(np.array([[0.0, 1.0], [2.0, 4.0]]))
     False
     """
-    rows = np.ascontiguousarray(shown)
+    rows = np.ascontiguousarray(inputs)
     return [int(sha256(row.tobytes()).hexdigest()[:DIGEST_DIGITS], 16) for row in rows]
 
 
@@ -228,16 +228,15 @@ class Crossing(AbstractQuantity):
                 )
         figures = table.assign(figure=column_numbers(measured, self.column))
         figures = figures[figures[self.along].notna()]
+        curves = figures.groupby(["runs", "seed", self.by], sort=True)
         rows = [
-            {"runs": runs, "seed": seed, self.by: by, "value": self.position(group)}
-            for (runs, seed, by), group in figures.groupby(
-                ["runs", "seed", self.by], sort=True
-            )
+            {"runs": runs, "seed": seed, self.by: by, "value": self.position(curve)}
+            for (runs, seed, by), curve in curves
         ]
         return pd.DataFrame(rows)
 
-    def position(self, group: pd.DataFrame) -> float:
-        ordered = group.sort_values(self.along)
+    def position(self, curve: pd.DataFrame) -> float:
+        ordered = curve.sort_values(self.along)
         x = ordered[self.along].to_numpy(dtype=np.float64)
         y = ordered["figure"].to_numpy(dtype=np.float64)
         if (x <= 0).any() or not (y > 0).all():

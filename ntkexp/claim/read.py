@@ -67,32 +67,16 @@ Size: TypeAlias = Literal["quick", "default", "full"]
 Tree: TypeAlias = Mapping[str, Any]
 
 NEEDED = (
-    "statement",
-    "source",
-    "seeds",
-    "quantity",
-    "expectation",
-    "refutes",
-    "control",
-    "second",
+    *("statement", "source", "seeds", "quantity", "expectation", "refutes"),
+    *("control", "second"),
 )
 CLAIM_KEYS = (
     *("base", "runs", "trial", "looks", *NEEDED, "null", "margins", "kind"),
     *("quick", "full", "picture"),
 )
 CHANGES = (
-    *(
-        "base",
-        "axes",
-        "runs",
-        "seeds",
-        "looks",
-        "quantity",
-        "expectation",
-        "null",
-        "margins",
-    ),
-    "trial",
+    *("base", "axes", "runs", "seeds", "looks", "quantity", "expectation"),
+    *("null", "margins", "trial"),
 )
 WITHOUT = "without"
 MIN_REASON_WORDS = 4
@@ -170,7 +154,8 @@ def refuse_keys(tree: Tree) -> None:
     for key in tree:
         if key not in CLAIM_KEYS:
             raise Mistake(
-                f"{key}: a claim has no such key; it has {', '.join(CLAIM_KEYS)}{nearest(str(key), CLAIM_KEYS)}"
+                f"{key}: a claim has no such key; it has {', '.join(CLAIM_KEYS)}"
+                f"{nearest(str(key), CLAIM_KEYS)}"
             )
     if not tree.get("runs") and not tree.get("trial"):
         raise Mistake(
@@ -312,19 +297,7 @@ def with_changed_runs(runs: Tree, change: Tree, name: str) -> dict[str, Any]:
     First apply the changes for all runs, then the changes under the name of a run.
     Error messages begin with `name`."""
     changes_by_name = change.get("runs") or {}
-    for run in changes_by_name:
-        if run not in runs:
-            raise Mistake(
-                f"{name}.runs.{run}: the claim has no such runs{nearest(run, runs)}"
-            )
-    axes_of_claim = [key for run in runs.values() for key in run.get("axes") or {}]
-    for fields in (change, *changes_by_name.values()):
-        for key in fields.get("axes") or {}:
-            if key not in axes_of_claim:
-                raise Mistake(
-                    f"{name}.axes.{key}: no runs of the claim have this axis"
-                    f"{nearest(key, axes_of_claim)}"
-                )
+    refuse_unknown_runs(runs, change, name)
     changed = {}
     for run, before in runs.items():
         axes = dict(before.get("axes") or {})
@@ -335,6 +308,24 @@ def with_changed_runs(runs: Tree, change: Tree, name: str) -> dict[str, Any]:
             base += fields.get("base") or []
         changed[run] = {**before, "axes": axes, "base": base}
     return changed
+
+
+def refuse_unknown_runs(runs: Tree, change: Tree, name: str) -> None:
+    """Raise if a change names runs or axes that the claim does not have."""
+    changes_by_name = change.get("runs") or {}
+    for run in changes_by_name:
+        if run not in runs:
+            raise Mistake(
+                f"{name}.runs.{run}: the claim has no such runs{nearest(run, runs)}"
+            )
+    axes = [key for run in runs.values() for key in run.get("axes") or {}]
+    for fields in (change, *changes_by_name.values()):
+        for key in fields.get("axes") or {}:
+            if key not in axes:
+                raise Mistake(
+                    f"{name}.axes.{key}: no runs of the claim have this axis"
+                    f"{nearest(key, axes)}"
+                )
 
 
 def merge(before: Any, change: Any) -> Any:
@@ -380,9 +371,9 @@ def build_look(tree: Tree, name: str, builder: Builder) -> Look:
             seeds=seeds,
             quantity=build_part(builder, quantity, AbstractQuantity, "quantity"),
             expectation=rules,
-            nulls=() if name == CONTROL else named_nulls(tree.get("null"), rules),
+            nulls=() if name == CONTROL else read_nulls(tree.get("null"), rules),
             margins=() if name == CONTROL else read_margins(tree.get("margins"), rules),
-            planned=planned_sizes(tree.get("looks"), len(seeds)),
+            planned=read_stages(tree.get("looks"), len(seeds)),
         )
 
 
@@ -397,7 +388,7 @@ def build_rules(fields: Any, builder: Builder) -> tuple[AbstractExpectation, ...
     )
 
 
-def named_nulls(
+def read_nulls(
     given: object, expectation: Sequence[AbstractExpectation]
 ) -> tuple[float | None, ...]:
     """Read the null value of each rule, the figure to be expected
@@ -407,7 +398,7 @@ def named_nulls(
     rule contains its null value.
 
     >>> from ntkexp.claim.expectation import Slope
-    >>> named_nulls(0, [Slope(along="width", value=-0.5, margin=0.1)])
+    >>> read_nulls(0, [Slope(along="width", value=-0.5, margin=0.1)])
     (0.0,)
     """
     nulls: list[Any] = given if isinstance(given, list) else [given] * len(expectation)
@@ -421,8 +412,8 @@ def named_nulls(
         null = rule.null if named is None else float(named)
         if null is None:
             raise Mistake(
-                "null is missing: name the figure that is found if the claim is false, "
-                f"which `{rule.words}` must exclude"
+                "null is missing: name the figure to be expected if the claim is false, "
+                f"which lies outside of `{rule.words}`"
             )
         if rule.contains(null):
             raise Mistake(
@@ -470,11 +461,11 @@ def read_margins(
     return tuple(reasons)
 
 
-def planned_sizes(given: object, seeds: int) -> tuple[int, ...]:
+def read_stages(given: object, seeds: int) -> tuple[int, ...]:
     """Read how many seeds each stage uses. Raise unless these numbers increase, the
     first is at least 2, and the last is `seeds`.
 
-    >>> planned_sizes([6, 24], 24)
+    >>> read_stages([6, 24], 24)
     (6, 24)
     """
     if given is None:
@@ -483,8 +474,8 @@ def planned_sizes(given: object, seeds: int) -> tuple[int, ...]:
     grow = all(before < after for before, after in itertools.pairwise(sizes))
     if not sizes or sizes[0] < 2 or sizes[-1] != seeds or not grow:
         raise Mistake(
-            f"looks={spell_value(given)}: it takes growing numbers of seeds, two at least, "
-            f"the last of which is all {seeds}, such as [{max(2, seeds // 4)}, {seeds}]"
+            f"looks={spell_value(given)}: it takes growing numbers of seeds, from 2 or more "
+            f"to all {seeds}, such as [{max(2, seeds // 4)}, {seeds}]"
         )
     return sizes
 

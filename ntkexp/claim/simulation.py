@@ -90,6 +90,7 @@ def _(
     Seeds, examples and residuals then have this standard deviation."""
     expected = rule.expected
     unit = rule.scaled_margin or 1.0
+    # the true value: the middle of the range, or an edge ± offset · unit
     if offset < 0 and expected.bound is None:
         truth = expected.value
     elif expected.bound == "lower":
@@ -134,6 +135,7 @@ def _(
 ) -> pd.DataFrame:
     """Draw a power law with a random exponent per seed, and noise at each position."""
     sign = -1.0 if rule.bound == "lower" else 1.0
+    # the true exponent: inside the range, or at value ± (1 + 1.5 offset) margin
     if offset >= 0:
         truth = rule.value + sign * rule.margin * (1 + 1.5 * offset)
     elif rule.bound is None:
@@ -144,13 +146,7 @@ def _(
     heights = generator.standard_normal((seeds, 1))
     noise = 0.3 * rule.margin * generator.standard_normal((seeds, len(POSITIONS)))
     values = np.exp(heights + slopes * np.log(POSITIONS) + noise)
-    return pd.DataFrame(
-        {
-            rule.along: [*POSITIONS] * seeds,
-            "seed": np.repeat(np.arange(seeds), len(POSITIONS)),
-            "value": values.ravel(),
-        }
-    )
+    return table_of_curves(rule.along, np.array(POSITIONS), values)
 
 
 @invent.register(Location)
@@ -164,13 +160,16 @@ def _(
     tops = truth + 0.4 * reach * generator.standard_normal((seeds, 1))
     x = centre + reach * np.arange(-6, 11)
     values = rule.sign * np.exp(-(((x - tops) / (3 * reach)) ** 2))
-    return pd.DataFrame(
-        {
-            rule.along: np.tile(np.exp(x), seeds),
-            "seed": np.repeat(np.arange(seeds), len(x)),
-            "value": values.ravel(),
-        }
-    )
+    return table_of_curves(rule.along, np.exp(x), values)
+
+
+def table_of_curves(
+    along: str, x: NDArray[np.float64], values: NDArray[np.float64]
+) -> pd.DataFrame:
+    """Return a table with a curve for each seed, from `values` [seed, position]."""
+    seeds = np.arange(len(values))
+    columns = {"seed": np.repeat(seeds, len(x)), "value": values.ravel()}
+    return pd.DataFrame({along: np.tile(x, len(seeds)), **columns})
 
 
 # --- Simulations of single rules.
@@ -375,14 +374,16 @@ def try_design(
 ) -> Tried:
     """Simulate a design for true values where the judge is most likely to err.
 
-    In the main look, the true values of one part or of all parts lie at the edge of the
-    expected range. Then `supported`, `refuted` and `below minimum` are errors.
+        main look    second look    wrong verdicts
+        edge         inside         supported, refuted, below minimum
+        inside       edge           supported                             pairs
+        edge         outside        refuted, below minimum                pairs
+        outside      edge           refuted, below minimum                pairs
+        outside      outside        below minimum                         minimal effects
 
-    In a pair, more cases are simulated. If the main look lies inside its range, and the
-    second look at its edge, `supported` is an error. If one look lies outside its
-    range, and the other look at its edge, a rejection is an error. If the design has a
-    minimal effect, both looks are also simulated without any effect. Then `below
-    minimum` is an error, because the effect has no direction."""
+    A position is that of the true value of the first part. The other parts lie inside
+    their ranges. The first line is also simulated with all parts at their edges. In the
+    last line there is no effect, and so no direction."""
     generator = np.random.default_rng(seed)
 
     def at(position: float) -> list[float]:
@@ -391,10 +392,8 @@ def try_design(
         return [position] + [INSIDE] * (len(design.look.expectation) - 1)
 
     def rate(main: Sequence[float], second: Sequence[float], *words: str) -> float:
-        return (
-            sum(design.judge(main, second, generator) in words for _ in range(tables))
-            / tables
-        )
+        verdicts = [design.judge(main, second, generator) for _ in range(tables)]
+        return sum(verdict in words for verdict in verdicts) / tables
 
     minimal = bool(design.look.margins)
     all_edges = [EDGE] * len(design.look.expectation)

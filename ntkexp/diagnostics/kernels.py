@@ -5,12 +5,17 @@ from __future__ import annotations
 from typing import ClassVar
 
 import torch
-from jaxtyping import Float
 from pydantic import Field
-from torch import Tensor
 
 from ntkexp.diagnostics.base import AbstractDiagnostic, Measured, TrainingState, Value
-from ntkexp.statistics import Spectrum, alignment, centred, label_alignment, spectrum
+from ntkexp.statistics import (
+    Spectrum,
+    alignment,
+    averaged,
+    centred,
+    label_alignment,
+    spectrum,
+)
 
 
 class KernelVelocity(AbstractDiagnostic):
@@ -81,13 +86,6 @@ class LayerKernels(AbstractDiagnostic):
             layer: state.kernel_of(parameters)
             for layer, parameters in state.layers.items()
         }
-
-
-def averaged(
-    kernel: Float[Tensor, "train out train out_"],
-) -> Float[Tensor, "train train"]:
-    """Return the mean of K[x, c, x′, c] over the outputs c."""
-    return kernel.diagonal(dim1=1, dim2=3).mean(2)
 
 
 class Eigenfunctions(AbstractDiagnostic):

@@ -13,7 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ntkexp.mistake import Mistake
-from ntkexp.records.array_schema import ZARR, Dims, read_store, refuse_odd_store
+from ntkexp.records.array_schema import (
+    ZARR,
+    Dims,
+    Store,
+    read_store,
+    refuse_odd_store,
+)
 from ntkexp.records.atomic import RUN_AGAIN, Damaged, Json, damaged_files, sealed
 from ntkexp.records.folder import RunFolder
 from ntkexp.records.kernels import (
@@ -228,7 +234,14 @@ def refuse_odd_contributions(
         required += [EXAMPLE_PHASE, POINT_PHASE]
     refuse_odd_store(store, path, CONTRIBUTION_KINDS, required, known_lengths)
 
-    # the name of each array of contributions must match its attribute `rule`
+    refuse_other_rules(path, store)
+    if EFFECT in store.arrays:
+        checked(store.arrays[EFFECT].attributes, EffectAttributes, path / EFFECT)
+
+
+def refuse_other_rules(path: Path, store: Store) -> None:
+    """Raise if the name of an array of contributions does not match its attribute
+    `rule`."""
     rules = {
         name: checked(array.attributes, RuleAttributes, path / name)["rule"]
         for name, array in store.arrays.items()
@@ -241,8 +254,6 @@ def refuse_odd_contributions(
         raise Damaged(
             f"{path} has content that no run writes: contributions by the rules {', '.join(rules.values())}"
         )
-    if EFFECT in store.arrays:
-        checked(store.arrays[EFFECT].attributes, EffectAttributes, path / EFFECT)
 
 
 def explained_rule(rules: Iterable[str]) -> str | None:

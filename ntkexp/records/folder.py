@@ -305,9 +305,8 @@ class RunFolder:
     ) -> str | None:
         """Return a defect of the run as a sentence without its subject, or None.
 
-        For files larger than `largest` bytes, only the size is checked. With
-        `check_sizes`, also check the total size of each store, so that additional files
-        in it are found."""
+        For files larger than `largest` bytes, only the size is checked. `check_sizes`
+        also finds additional files in stores, by the total size of each store."""
         if not self.path.is_dir():
             return "is not a folder" if self.path.exists() else "does not exist"
         if not (self.path / DONE).is_file():

@@ -185,6 +185,20 @@ def create(
     store = create_store(
         partial, {**facts, "kernels": list(layout.kernels), "side": layout.tiling.side}
     )
+    preallocate_kernels(store, layout)
+    for name, array in arrays.items():
+        write_array(store, name, array, ("query", "out")[: array.ndim], {})
+    write_atomically(
+        partial / SEALS, sealed_text({"seals": sealed(partial, ["."])}, SEALS)
+    )
+    if path.is_dir():
+        refuse_foreign_files(path)
+        remove_files(path, files_in(path))
+        remove_empty_folders(path)
+    partial.replace(path)
+
+
+def preallocate_kernels(store: zarr.Group, layout: Layout) -> None:
     tiling = layout.tiling
     outputs = layout.outputs
     nan = np.dtype(layout.dtype).type("nan")
@@ -214,16 +228,6 @@ def create(
         dims=("row", "column"),
         fill=MARK.type(0),
     )
-    for name, array in arrays.items():
-        write_array(store, name, array, ("query", "out")[: array.ndim], {})
-    write_atomically(
-        partial / SEALS, sealed_text({"seals": sealed(partial, ["."])}, SEALS)
-    )
-    if path.is_dir():
-        refuse_foreign_files(path)
-        remove_files(path, files_in(path))
-        remove_empty_folders(path)
-    partial.replace(path)
 
 
 COMMON_ARRAYS = ("target", "label", "index", DONE_ARRAY)

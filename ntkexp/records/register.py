@@ -15,9 +15,9 @@ A log only grows. Each line is a JSON object: an entry
               "verdict": …, "looks": {"main": {"verdict": …, "figure": …, "interval": [LOW, HIGH],
               "p": …, "seeds": …}, …}, "again": DATE, "reason": …, "previous": …}
 
-If a look measured nothing, but judged the tables of an earlier look again, `again` is
-the date of the earlier look. `reason` is the reason for this, for example that the
-rules of judging have changed.
+A look may judge the tables of an earlier look again, for example because the rules of
+judging have changed. Then `again` is the date of the earlier look, and `reason` is the
+reason.
 
 The first entry of a claim contains all fields of the claim. A later entry contains the
 fields that differ from the entry before. To read an entry, merge its line over the
@@ -455,10 +455,10 @@ def refuse_common_seeds(where: str, before: Json, after: Json) -> None:
 def refuse_second_choice(
     attempts: Sequence[RegisterEntry], recorded: Mapping[str, Any]
 ) -> None:
-    """Raise if the first test of the same main or second look had other numbers and
-    another verdict than the outcome `recorded` of the last entry.
+    """Raise if the main or the second look of `recorded`, an outcome of the last entry,
+    repeats an earlier look with other numbers and another verdict.
 
-    Two looks are the same if they have the same specification and the same number of
+    A look repeats another one if it has the same specification and the same number of
     seeds. The first outcome counts, even if the control or the statement was changed
     later. If the numbers are equal, the verdicts may differ, because a verdict also
     depends on the control."""
@@ -525,9 +525,9 @@ def describe_repetition(attempts: Sequence[RegisterEntry]) -> str:
 def main_looks(attempts: Sequence[RegisterEntry]) -> int:
     """Count the main looks that were taken at all versions of a claim, at least 1.
 
-    Each of them is a test, and has its part in the correction for multiple tests. Two
-    looks with the same figure and the same number of seeds count once. The planned
-    stages of a look share one error probability, so they also count once."""
+    The correction for multiple tests counts each of them. Two looks with the same
+    figure and the same number of seeds count once. The planned stages of a look share
+    one error probability, so they also count once."""
     figures: list[list[Json]] = []
     looks_by_stage: dict[tuple[str, int], int] = {}
     for attempt, fields in zip(attempts, merged_fields(attempts), strict=True):
@@ -571,8 +571,8 @@ def refuse_without_reason(
 
 
 def measured_date(looks: Sequence[Mapping[str, Any]], date: str) -> str:
-    """Return the date when the tables of a look were measured. `date` is the date when
-    the look was judged. It is the later date if old tables were judged again."""
+    """Return the date when the tables of a look were measured. `date` is the date of
+    the look, which is later if the look judged old tables again."""
     for look in looks:
         if look["date"] == date and "again" in look:
             return str(look["again"])

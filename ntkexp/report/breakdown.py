@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ntkexp.records.atomic import Json
 from ntkexp.records.contributions import Removal
 from ntkexp.report.examples import Example, example, example_names, output_name
-from ntkexp.report.explain import fitting
+from ntkexp.report.explain import on_one_line
 from ntkexp.report.known_effects import effects_of_run
 from ntkexp.report.leave_out import MAX_GROWTH, Agreement
 from ntkexp.report.parts import strongest_first
@@ -145,9 +145,8 @@ def format_breakdown(
         entry.predicted is not None for entry in entries
     ):
         blocks.append(
-            f"predicted: the sum of {len(removal.example)} effects, each of leaving out one "
-            "example alone; effects of a group do not add, so this is not the effect of the group, "
-            "however well those of single examples are predicted; actual is"
+            f"predicted: the sum of the {len(removal.example)} effects of single examples; effects "
+            "of a group do not add, so the group has another effect, the actual one"
         )
     blocks += [format_entry(entry, top) for entry in entries]
     return "\n\n".join(blocks) + "\n"
@@ -164,7 +163,7 @@ def breakdown_heading(removal: Removal, order: str) -> str:
     if removal.emptied:
         steps = counted(removal.emptied, "step")
         clauses.append(
-            f"in {steps} nothing was left of the batch: memory and decay alone moved the weights"
+            f"in {steps} the batch was empty: only momentum and decay changed the weights"
         )
     clauses.append(
         f"shares add up to the actual changes, to {short(removal.closure)} of them"
@@ -172,7 +171,7 @@ def breakdown_heading(removal: Removal, order: str) -> str:
     if not removal.growth <= MAX_GROWTH:
         clauses.append(
             f"single shares mean little: differences grow {short(removal.growth)}-fold "
-            "on their way through the steps"
+            "over the steps"
         )
     return "; ".join(clauses)
 
@@ -226,7 +225,7 @@ def tabulate_shares(entry: BreakdownEntry) -> Table:
         if left_out.text is None:
             names = (f"{entry.places[k]} (#{left_out.index})", left_out.name)
         else:
-            names = (left_out.name, fitting(left_out.text))
+            names = (left_out.name, on_one_line(left_out.text))
         rows.append((*names, share, abs(share) / mass))
     return Table(columns, tuple(rows))
 

@@ -33,7 +33,7 @@ from ntkexp.records.claim import (
     pool_of,
 )
 from ntkexp.records.register import RegisterEntry, main_looks, merged_fields
-from ntkexp.report.tables import Column, Table, format_text, text_column
+from ntkexp.report.tables import Column, Table, Value, format_text, text_column
 from ntkexp.text import MISSING, counted, listed, short
 
 FAMILY_LEVEL = 0.05
@@ -106,30 +106,32 @@ def tabulate_claims(
         text_column("digest"),
         text_column("first expected", heading="expected"),
     )
-    rows = []
-    for record, stands in zip(records, standing_verdicts(records, family), strict=True):
-        main = record.main
-        control = record.looks.get("control")
-        row = (
-            record.name,
-            verdict_words(record, stands),
-            {None: MISSING, True: "yes", False: "no"}[stands],
-            main.figure,
-            main.low,
-            main.high,
-            interval(main),
-            pool_of(main.draws) or MISSING,
-            MISSING if control is None else control.verdict,
-            record.looks["second"].verdict,
-            record.cpu_minutes,
-            record.size,
-            record.source,
-            main.expected,
-            record.digest,
-            shortened(main.expected),
-        )
-        rows.append(row)
+    verdicts = standing_verdicts(records, family)
+    rows = map(row_of, records, verdicts)
     return Table(columns, tuple(rows))
+
+
+def row_of(record: ClaimRecord, stands: bool | None) -> tuple[Value, ...]:
+    main = record.main
+    control = record.looks.get("control")
+    return (
+        record.name,
+        verdict_words(record, stands),
+        {None: MISSING, True: "yes", False: "no"}[stands],
+        main.figure,
+        main.low,
+        main.high,
+        interval(main),
+        pool_of(main.draws) or MISSING,
+        MISSING if control is None else control.verdict,
+        record.looks["second"].verdict,
+        record.cpu_minutes,
+        record.size,
+        record.source,
+        main.expected,
+        record.digest,
+        shortened(main.expected),
+    )
 
 
 def verdict_words(record: ClaimRecord, stands: bool | None) -> str:
@@ -351,14 +353,16 @@ def tabulate_attempts(attempts: Sequence[RegisterEntry]) -> Table:
 def describe_attempt(attempt: RegisterEntry, stands: bool) -> str:
     """Describe an entry of the register in one line: its date, its reason, and the
     verdict of each test."""
-    since = "Stands since" if stands else "Said on"
-    sentence = f"{since} {attempt.date[:10]} under {attempt.digest}: {attempt.reason.rstrip('.')}."
+    version = f"{attempt.digest}, the current version" if stands else attempt.digest
+    sentence = (
+        f"Registered on {attempt.date[:10]} as {version}: {attempt.reason.rstrip('.')}."
+    )
     if attempt.replaces:
         more = (
             f" and {len(attempt.differs) - 3} more" if len(attempt.differs) > 3 else ""
         )
         sentence += (
-            f" Other than {attempt.replaces} in {', '.join(attempt.differs[:3])}{more}."
+            f" It changes {', '.join(attempt.differs[:3])}{more} of {attempt.replaces}."
         )
     for look in attempt.looks:
         main = look["looks"]["main"]
@@ -368,4 +372,4 @@ def describe_attempt(attempt: RegisterEntry, stands: bool) -> str:
         sentence += "." if low is None else f" ({short(low)} to {short(high)})."
     if attempt.looks:
         return sentence
-    return f"{sentence} No look at it is on record."
+    return f"{sentence} There is no look at it yet."

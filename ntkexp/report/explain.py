@@ -58,7 +58,7 @@ from ntkexp.report.tables import (
     signed_column,
     text_column,
 )
-from ntkexp.text import MISSING, percent, short
+from ntkexp.text import MISSING, fitting, percent, short
 
 TOP = 10  # number of rows that tables show by default
 
@@ -346,7 +346,7 @@ def tabulate_examples(explanation: Explanation) -> Table:
         index, name, text = part.example.index, part.example.name, part.example.text
         # an example without a text is shown by its target, which is its name
         holds = text or name
-        on_a_line = fitting(text or "") if has_texts else name
+        on_a_line = on_one_line(text or "") if has_texts else name
         rows.append(
             (
                 index,
@@ -445,19 +445,16 @@ def notes(explanation: Explanation) -> list[str]:
         )
     if explanation.positions:
         remarks.append(
-            "position: the position in a training text whose loss added this; in a language "
-            "model, the loss at a position is mostly that of the next token"
+            "position: the position in a training text whose loss added this; for most "
+            "language models, it is the loss of the next token"
         )
     return [remark for remark in remarks if remark]
 
 
-def fitting(text: str) -> str:
+def on_one_line(text: str) -> str:
     """Shorten a text to one line of at most `MAX_SHOWN_LETTERS` letters.
 
-    >>> fitting("one\\ntwo")
+    >>> on_one_line("one\\ntwo")
     'one two'
     """
-    words = " ".join(text.split())
-    if len(words) <= MAX_SHOWN_LETTERS:
-        return words
-    return f"{words[: MAX_SHOWN_LETTERS - 1]}…"
+    return fitting(" ".join(text.split()), MAX_SHOWN_LETTERS)

@@ -138,7 +138,7 @@ class LaterPhase:
             first += len(block)
         return total
 
-    def to(self, task: int) -> Forgetting | None:
+    def effect_on(self, task: int) -> Forgetting | None:
         """Return the effect on the attributed queries of a task. Return None if the
         task has no attributed query."""
         # select the outputs at the queries of the task, before and after the phase
@@ -191,7 +191,7 @@ def forgettings(run: Run) -> list[Forgetting]:
     if len(run.outs) < run.predictions.sizes["out"]:
         return []
     effects = [
-        phase.to(task)
+        phase.effect_on(task)
         for phase in later_phases(run, split)
         for task in range(1, phase.during)
     ]

@@ -178,31 +178,10 @@ def gather(named: Sequence[str], outputs: Path) -> Material:
             except Mistake as mistake:
                 left_out.append(str(mistake))
 
-    # keep each run only once: several sweeps and names may refer to it, also through
-    # symbolic links
-    unfinished = {
-        run.folder: (sweep.name, run)
-        for sweep in sweeps
-        for run in sweep.runs
-        if run.state != "done"
-    }
     folders = [run.folder for sweep in sweeps for run in sweep.runs]
     folders += [path for path in paths if path.suffix != ".json"]
-    unique: dict[Path, Path] = {}
-    for folder in folders:
-        unique.setdefault(Path(os.path.realpath(folder)), folder)
-    runs: dict[Path, Run] = {}
-    # unfinished runs by sweep and state
-    missing: dict[tuple[str, str], list[SweepRun]] = defaultdict(list)
-    for folder, run in zip(unique.values(), load_runs(unique.values()), strict=True):
-        if not isinstance(run, Mistake):
-            runs[folder] = run
-        elif folder in unfinished:
-            name, of_sweep = unfinished[folder]
-            missing[name, of_sweep.state].append(of_sweep)
-        else:
-            left_out.append(str(run))
-    left_out += map(unfinished_sentence, missing, missing.values())
+    runs, reasons = load_unique(folders, sweeps)
+    left_out += reasons
     if not runs:
         raise NothingLeft(
             f"nothing is left to report: {'; '.join(left_out) or f'{outputs} holds no run'}"
@@ -215,6 +194,35 @@ def gather(named: Sequence[str], outputs: Path) -> Material:
             # one broken sweep must not prevent reading the others
             left_out.append(str(unreadable(sweep.path, error)))
     return Material(tuple(runs.values()), tuple(analyses), tuple(left_out))
+
+
+def load_unique(
+    folders: Sequence[Path], sweeps: Sequence[Sweep]
+) -> tuple[dict[Path, Run], list[str]]:
+    """Load each run only once, also if several folders are links to it. Return the runs
+    by folder, and the reasons why other runs were left out."""
+    unique: dict[Path, Path] = {}
+    for folder in folders:
+        unique.setdefault(Path(os.path.realpath(folder)), folder)
+    unfinished = {
+        run.folder: (sweep.name, run)
+        for sweep in sweeps
+        for run in sweep.runs
+        if run.state != "done"
+    }
+    runs: dict[Path, Run] = {}
+    reasons: list[str] = []
+    # unfinished runs by sweep and state
+    missing: dict[tuple[str, str], list[SweepRun]] = defaultdict(list)
+    for folder, run in zip(unique.values(), load_runs(unique.values()), strict=True):
+        if not isinstance(run, Mistake):
+            runs[folder] = run
+        elif folder in unfinished:
+            name, of_sweep = unfinished[folder]
+            missing[name, of_sweep.state].append(of_sweep)
+        else:
+            reasons.append(str(run))
+    return runs, [*reasons, *map(unfinished_sentence, missing, missing.values())]
 
 
 def unfinished_sentence(
@@ -351,5 +359,5 @@ def what_came_out(runs: Sequence[Run]) -> str:
     diverged = sum(run.diverged for run in runs)
     if diverged:
         verb = "is" if diverged == 1 else "are"
-        text += f"; {diverged} of the networks diverged, and {verb} compared as left"
+        text += f"; {diverged} of the networks diverged, and {verb} compared at the last step"
     return f"{text[0].upper()}{text[1:]}."

@@ -266,10 +266,9 @@ def half(times: Array, mass: Array) -> float:
     >>> half(np.array([0.0, 1.0, 2.0]), np.array([1.0, 1.0, 1.0]))
     0.5
     """
-    # trapezoidal rule
-    integral = np.concatenate(
-        [[0.0], np.cumsum(np.diff(times) * (mass[1:] + mass[:-1]) / 2)]
-    )
+    # the integral up to each time, by the trapezoidal rule
+    areas = np.diff(times) * (mass[1:] + mass[:-1]) / 2
+    integral = np.concatenate([[0.0], np.cumsum(areas)])
     if not np.isfinite(integral).all() or integral[-1] <= 0 or times[-1] <= times[0]:
         return float("nan")
     time = np.interp(integral[-1] / 2, integral, times)

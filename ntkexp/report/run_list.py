@@ -34,15 +34,15 @@ def numbers_in_words(run: ListedRun, now: float) -> list[str]:
         spelt(number_in(last, "accuracy_query", "accuracy"), percent),
         spelt(number_in(last, "loss_query", "loss"), short),
         # relative error of the frozen kernel on the main split
-        spelt(known(lambda: frozen_error(run.path)), percent),
+        spelt(if_readable(lambda: frozen_error(run.path)), percent),
         # seconds since the run was finished, else since it was begun
-        spelt(known(lambda: now - last_change(run.path)), duration),
+        spelt(if_readable(lambda: now - last_change(run.path)), duration),
         # wall seconds of the run
-        spelt(known(lambda: seconds_of(run.path)) or None, duration),
+        spelt(if_readable(lambda: seconds_of(run.path)) or None, duration),
     ]
 
 
-def known(read: Callable[[], float | None]) -> float | None:
+def if_readable(read: Callable[[], float | None]) -> float | None:
     """Return the result of `read`, or None if a file is missing or damaged."""
     try:
         return read()

@@ -228,7 +228,7 @@ with their names in words."""
 
 
 @dataclass(frozen=True)
-class Spoken:
+class Mentioned:
     """The rows of a kernel machine that is mentioned in the sentence."""
 
     name: str
@@ -278,8 +278,8 @@ def ladder_sentence(results: Sequence[Result], *, diverged: bool = False) -> str
 
     If training diverged, the sentence is about the network at the last step.
 
-    >>> ladder_sentence([Result("test", "secant", relative_error=4e-15, floor=1e-13)], diverged=True)[40:]
-    'of the network that is left: the secant kernel machine reproduces it to rounding (4e-15).'
+    >>> ladder_sentence([Result("test", "secant", relative_error=4e-15, floor=1e-13)], diverged=True)[19:]
+    'the network at the last step: the secant kernel machine reproduces it to rounding (4e-15).'
     >>> ladder_sentence([Result("test", "my_rule", relative_error=0.02, floor=1e-13)])
     'The machine my rule misses the trained network by 2 %.'
     >>> ladder_sentence([Result("query", "secant", FOLLOWED, 0.5, 1e-13, note="a clamp did half")]).split("; ")[2]
@@ -288,7 +288,7 @@ def ladder_sentence(results: Sequence[Result], *, diverged: bool = False) -> str
     text = comparison(results)
     if diverged:
         text = text.replace("the trained network", "it", 1)
-        return f"Training diverged; what remains true is of the network that is left: {text[0].lower()}{text[1:]}"
+        return f"Training diverged; the network at the last step: {text[0].lower()}{text[1:]}"
     return text
 
 
@@ -306,7 +306,7 @@ def comparison(results: Sequence[Result]) -> str:
             machine: f"the machine {spoken(machine)}" for machine in others
         }
     compared_machines = [
-        Spoken(name, tuple(row for row in results if row.machine == machine), splits)
+        Mentioned(name, tuple(row for row in results if row.machine == machine), splits)
         for machine, name in names.items()
     ]
     parts = (
@@ -331,7 +331,7 @@ def comparison(results: Sequence[Result]) -> str:
     return f"{text[0].upper()}{text[1:]}."
 
 
-def compared(spoken: Sequence[Spoken]) -> list[str]:
+def compared(mentioned: Sequence[Mentioned]) -> list[str]:
     """Return clauses for kernel machines that equal the network,
     then for kernel machines that miss it.
 
@@ -339,10 +339,10 @@ def compared(spoken: Sequence[Spoken]) -> list[str]:
     or points have separate clauses."""
     exact = [
         machine
-        for machine in spoken
+        for machine in mentioned
         if machine.compared and not machine.which(Likeness.MISSES)
     ]
-    missing = [machine for machine in spoken if machine.which(Likeness.MISSES)]
+    missing = [machine for machine in mentioned if machine.which(Likeness.MISSES)]
     clauses: list[str] = []
     where_before = ""
     for misses, compared_machines in ((False, exact), (True, missing)):
@@ -355,7 +355,7 @@ def compared(spoken: Sequence[Spoken]) -> list[str]:
     return clauses
 
 
-def clause_of_group(group: Sequence[Spoken], *, misses: bool, is_first: bool) -> str:
+def clause_of_group(group: Sequence[Mentioned], *, misses: bool, is_first: bool) -> str:
     """Return the clause about kernel machines that were compared at the same points."""
     if not misses:
         errors = ", ".join(short(machine.worst) for machine in group)
@@ -374,7 +374,7 @@ def clause_of_group(group: Sequence[Spoken], *, misses: bool, is_first: bool) ->
     return text
 
 
-def secant_remarks(secant: Spoken) -> list[str]:
+def secant_remarks(secant: Mentioned) -> list[str]:
     """Return remarks on the secant kernel machine: the rounding error in its result,
     and notes of a followed loop."""
     remarks = []
@@ -394,11 +394,11 @@ def secant_remarks(secant: Spoken) -> list[str]:
     ]
 
 
-def not_finite(spoken: Sequence[Spoken]) -> list[str]:
+def not_finite(mentioned: Sequence[Mentioned]) -> list[str]:
     """Return a clause for each group of kernel machines that are not finite
     on the same splits."""
     names_by_splits: dict[tuple[str, ...], list[str]] = {}
-    for machine in spoken:
+    for machine in mentioned:
         broken = tuple(row.split for row in machine.which(Likeness.BROKEN))
         if broken:
             names_by_splits.setdefault(broken, []).append(machine.name)
@@ -406,7 +406,7 @@ def not_finite(spoken: Sequence[Spoken]) -> list[str]:
     for broken, names in names_by_splits.items():
         verb = "is" if len(names) == 1 else "are"
         clauses.append(
-            f"{listed(names)} {verb} not finite{on_splits(broken, spoken[0].splits)}"
+            f"{listed(names)} {verb} not finite{on_splits(broken, mentioned[0].splits)}"
         )
     return clauses
 
@@ -485,9 +485,10 @@ def standing(ladder: Sequence[Result], machine: str) -> Standing:
     kinds = {likeness(row) for row in rows}
     kind = next((kind for kind in DECISIVE if kind in kinds), Likeness.SILENT)
     compared = [row for row in rows if likeness(row) in COMPARED]
-    fully = {row.split for row in compared if row.points is None}
     worst = max((row.relative_error or 0.0 for row in compared), default=0.0)
-    return Standing(kind, worst, everywhere=fully == {row.split for row in ladder})
+    splits = {row.split for row in ladder}
+    at_all_points = {row.split for row in compared if row.points is None}
+    return Standing(kind, worst, everywhere=at_all_points == splits)
 
 
 def clause(name: str, standings: Sequence[Standing]) -> str:

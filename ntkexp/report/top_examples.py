@@ -21,7 +21,7 @@ from ntkexp.report.examples import Example, image_pixels, unit_range
 from ntkexp.report.outputs import output_names
 from ntkexp.report.parts import strongest_first
 from ntkexp.report.tables import format_signed
-from ntkexp.text import counted, numbered, printable
+from ntkexp.text import counted, fitting, numbered, printable
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -111,11 +111,7 @@ def text(words: str) -> str:
     >>> text("<b onload='x'>")
     '&lt;b onload=&#x27;x&#x27;&gt;'
     """
-    return escape(
-        printable(
-            words if len(words) <= MAX_LETTERS else f"{words[: MAX_LETTERS - 1]}…"
-        )
-    )
+    return escape(printable(fitting(words, MAX_LETTERS)))
 
 
 def picture(shown: NDArray[Any]) -> str:

@@ -22,7 +22,7 @@ from ntkexp.path.step import Step
 from ntkexp.run.setting import Setting
 from ntkexp.shapes import Weights
 from ntkexp.statistics import (
-    MAX_DENSE_ENTRIES,
+    MAX_DENSE_ROWS,
     TOP,
     activity,
     alignment,
@@ -174,7 +174,7 @@ class KernelObserver:
         if not kernel.isfinite().all():
             return {"lambda_max": None}
         entries = kernel.shape[0] * kernel.shape[1]
-        if entries > MAX_DENSE_ENTRIES:
+        if entries > MAX_DENSE_ROWS:
             return {"lambda_max": largest_kernel_eigenvalue(kernel)}
         modes = spectrum(kernel)
         row: Row = {

@@ -307,7 +307,7 @@ MISTAKES: list[tuple[AbstractExpectation, pd.DataFrame, str]] = [
         rows_of(SHARED * 2, **SIDES),
         "over_examples: .* column example",
     ),
-    (FLAT, LINES, "choose a line by `where`"),
+    (FLAT, LINES, "choose a curve by `where`"),
     (FLAT.model_copy(update={"where": {"depth": 3}}), LINES, "where: no row has depth=3; there are 1, 2"),
 ]
 
@@ -356,7 +356,7 @@ def test_rules_spell_and_digest_their_fields() -> None:
     assert EQUAL.model_copy(update={"each": ("width",)}).whole_words == "1 ± 0.05 at each width"
     assert {"each", "within", "over_examples"}.isdisjoint(EQUAL.fields())  # claims without them keep their digests
     assert BOTH.fields()["over_examples"] is True
-    with pytest.raises(ValueError, match="the interval over examples is that of a mean"):
+    with pytest.raises(ValueError, match="the interval over examples needs means"):
         Bound(limit=0.5, side="lower", margin=0, rows="least", over_examples=True)
     with pytest.raises(ValueError, match="give the lower end, then the upper one, with scale: linear"):
         Bound(limit=0.5, side="lower", margin=0, within=(1, 0))

@@ -22,18 +22,18 @@ from ntkexp.claim.papers.lazy_and_rich import (
     top_mode,
 )
 from ntkexp.claim.papers.leaving_out import (
-    FAMILY,
     INFLUENCE_DAMPING,
+    OTHER_SEED_OFFSET,
     AddedRemovals,
     ExactnessOfScores,
     OtherRuns,
     RemovalScores,
     Retraining,
     influence,
+    leave_out_effects,
     recorded,
     retraining,
     trak,
-    would_change,
 )
 from ntkexp.claim.quantity import Measured
 from ntkexp.data import ModularAddition
@@ -261,12 +261,12 @@ def linear_step() -> Retraining:
 def test_one_step_of_a_linear_model_is_taken_exactly_without_an_example(how: tuple[str, ...]) -> None:
     found = retraining([*WORDS, *how, "model=linear", "steps=1"], seed=0)
     actual = found.changes_without(torch.eye(16, dtype=torch.float64)).t()
-    torch.testing.assert_close(would_change(found, one_step=True), actual, rtol=1e-11, atol=1e-14)
+    torch.testing.assert_close(leave_out_effects(found, one_step=True), actual, rtol=1e-11, atol=1e-14)
 
 
 def test_an_effect_is_exact_where_the_optimizer_is_linear_too(linear_step: Retraining) -> None:
     actual = linear_step.changes_without(torch.eye(16, dtype=torch.float64)).t()
-    torch.testing.assert_close(would_change(linear_step), actual, rtol=1e-11, atol=1e-14)
+    torch.testing.assert_close(leave_out_effects(linear_step), actual, rtol=1e-11, atol=1e-14)
 
 
 def test_the_recording_ends_with_the_training(tmp_path: Path) -> None:
@@ -281,7 +281,7 @@ def test_an_empty_removal_changes_nothing(linear_step: Retraining) -> None:
     left[1, 3] = 1.0
     changes = linear_step.changes_without(left)
     assert not changes[0].any()
-    outputs = linear_step.outputs_without(torch.stack([1 - left[0], 1 - left[1]]))[:, :, 0]
+    outputs = linear_step.outputs_with(torch.stack([1 - left[0], 1 - left[1]]))[:, :, 0]
     torch.testing.assert_close(changes[1], outputs[1] - outputs[0], rtol=0, atol=1e-14)  # outputs of size one
 
 
@@ -343,9 +343,9 @@ def test_other_runs_are_those_of_their_seed_on_the_same_data() -> None:
     trial = OtherRuns(base=words, groups=4)
     trained = retraining([*words, "path.rule=[left]"], seed=2)
     runs = trial.runs(trained)
-    alone = retraining([*words, "path.rule=[left]", "data.seed=2"], seed=2 + FAMILY)
+    alone = retraining([*words, "path.rule=[left]", "data.seed=2"], seed=2 + OTHER_SEED_OFFSET)
     everyone = torch.ones(1, 16, dtype=torch.float64)
-    ends = {name: replace(trained, rerun=run).outputs_without(everyone) for name, run in runs.items()}
+    ends = {name: replace(trained, rerun=run).outputs_with(everyone) for name, run in runs.items()}
     torch.testing.assert_close(ends["other_run"][0], alone.outcome.matrices.end[16:], rtol=0, atol=1e-13)  # three steps
     torch.testing.assert_close(ends["same"][0], trained.outcome.matrices.end[16:], rtol=0, atol=1e-13)
     assert len({float(end.sum()) for end in ends.values()}) == 4

@@ -171,10 +171,10 @@ def test_every_size_has_its_operations() -> None:
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_training_again_with_everyone_is_the_training(optimizer: str) -> None:
     found = retraining([*WORDS, *OPTIMIZERS[optimizer], "path.rule=[left]", "ladder.machine=[]"], seed=1)
-    again = found.outputs_without(torch.ones(1, 8, dtype=torch.float64))[0]
+    again = found.outputs_with(torch.ones(1, 8, dtype=torch.float64))[0]
     end = found.outcome.matrices.end[8:]
     torch.testing.assert_close(again, end, rtol=0, atol=1e-13)  # four steps, batched otherwise
-    assert (found.outputs_without(draw_groups(4, 1, 8, seed=0))[0] - end).norm() > 1e-3
+    assert (found.outputs_with(draw_groups(4, 1, 8, seed=0))[0] - end).norm() > 1e-3
 
 
 @pytest.mark.slow
@@ -226,7 +226,7 @@ def test_the_score_of_a_method_is_a_mean_over_queries() -> None:
     retrained = retraining([*trial.base, "path.rule=[secant,left]", *BARE], 3)
     groups = draw_groups(4, 6, 8, seed=3)
     contributions = retrained.outcome.matrices.query_contributions("secant")[:, 0]
-    actual = retrained.outputs_without(groups)[:, :, 0]
+    actual = retrained.outputs_with(groups)[:, :, 0]
     expected = score(groups @ contributions.t(), actual)
     means = rows.groupby("method")["score"].mean()
     assert means["contributions"] == pytest.approx(expected, abs=1e-12)

@@ -372,7 +372,7 @@ def test_a_run_that_diverged_ends_by_saying_so(tmp_path: Path, capfd: Said) -> N
     assert run(["train", *SMALLEST, *wild, f"--out={tmp_path}"]) == 0
     _, verdict, *_, folder = capfd.readouterr().out.splitlines()
     assert Path(folder) == only_run(tmp_path)
-    assert verdict.startswith("Training diverged; what remains true is of the network that is left: on all 3 splits ")
+    assert verdict.startswith("Training diverged; the network at the last step: on all 3 splits ")
     assert "reproduces it to rounding" in verdict
     assert "trained network" not in verdict
     assert what_came_out([load_run(folder)]) == verdict

@@ -89,11 +89,14 @@ class FiniteStepTerm(AbstractTrial):
         R(x, xᵢ) = −(η²/2) Σ_s J_s(x) ∇²Lᵢ ∇L,       Σᵢ ∇²Lᵢ ∇L = ½ ∇‖∇L‖²
         B(x, xᵢ) = (η/2) (J_0(x) ∇Lᵢ(θ_0) − J_T(x) ∇Lᵢ(θ_T))
 
-    For smooth networks, D = R + B + O(η²). B contains the two ends of the path. With B,
-    the left sum becomes the trapezoidal rule. This rule integrates the tangent kernel
-    along the path with error O(η²). To derive the equation, expand D to
-    (η²/2) Σ_s ∇Lᵢᵀ ∇²f(x) ∇L, and subtract R. The difference is −(η/2) times the change
-    of J(x) ∇Lᵢ in all steps.
+    For smooth networks, D = R + B + O(η²):
+
+        D = (η²/2) Σ_s ∇Lᵢᵀ ∇²f(x) ∇L + O(η²)        at first order, J̄ − J_s = −(η/2) ∇²f(x) ∇L
+        D − R = (η²/2) Σ_s (∇Lᵢᵀ ∇²f(x) + J_s(x) ∇²Lᵢ) ∇L + O(η²)
+              = −(η/2) × (change of J(x) ∇Lᵢ over the path) + O(η²) = B + O(η²)
+
+    With B, the left sum becomes the trapezoidal rule, which integrates the tangent
+    kernel along the path with error O(η²).
 
         alone       ‖D − R‖/‖D‖, over points x outside the training set and examples i
         with_ends   ‖D − R − B‖/‖D‖
@@ -113,15 +116,14 @@ class FiniteStepTerm(AbstractTrial):
             steps = round(self.steps * max(self.fractions) / fraction)
             words = [f"optimizer.stable_fraction={fraction}", f"steps={steps}"]
             rules = "path.rule=[secant,left]"
-            found = finite_step_parts(
-                retraining([*self.base, *words, rules, *BARE], seed)
-            )
-            missed = found.term - found.regularisation
-            size = found.term.norm()
+            retrained = retraining([*self.base, *words, rules, *BARE], seed)
+            parts = finite_step_parts(retrained)
+            rest = parts.term - parts.regularisation  # D − R
+            size = parts.term.norm()
             yield {
                 "step_size": fraction,
-                "alone": float(missed.norm() / size),
-                "with_ends": float((missed - found.ends).norm() / size),
+                "alone": float(rest.norm() / size),
+                "with_ends": float((rest - parts.ends).norm() / size),
             }
 
 
@@ -135,7 +137,7 @@ class FiniteStepParts(NamedTuple):
 
 def finite_step_parts(retrained: Retraining) -> FiniteStepParts:
     """Return D, R and B of a training by gradient descent, at the points outside the
-    training set. The training must have the contributions by both rules."""
+    training set. The training must have `path.rule=[secant,left]`."""
     load_forward_mode()
     rerun = retrained.rerun
     size = retrained.setting.descent.step_size
@@ -237,12 +239,8 @@ def measured_steps(setting: Setting, every: int) -> Iterator[MeasuredStep]:
         rising = after > before
         begun = begun or rising
         if begun and step.index % every == 0:
-            domain = setting.domain
-            integrals = integrals_at_zero(Secant().quadrature(2, 1, 0), domain)
-            blocks = domain.blocks(step.segment)
-            parts = torch.cat([integrals.add(step, block)[1] for block in blocks])
-            outside = parts[setting.problem.train - domain.first_point :, 0]
-            share = float(top_shares(outside.numpy(), tenth).mean())
+            parts, _ = step_contributions(setting, step, SECANT)
+            share = float(top_shares(parts.numpy(), tenth).mean())
             yield MeasuredStep(step.index, rising, share)
 
 
@@ -266,11 +264,11 @@ class PartsAtTheEdge(AbstractTrial):
         sum             √(Σ(Σᵢ Δ𝒮 − Δf)²/ΣΔf²)
         stability       the mean of λη/2
 
-    If λ does not exceed 2/η at least `later` steps before the end, or if no step comes
-    before, the numbers are NaN.
+    A stage without steps has NaN. Both stages are empty if λ exceeds 2/η never, or less
+    than `later` steps before the end.
 
-    With `slower`, η is divided by `slower`, and steps at the same training times are
-    measured. The sharpness may then stay below twice the inverse of the step size.
+    With `slower`, the network is trained again with η/`slower`, and measured at the
+    same training times. Then λ may stay below 2 `slower`/η.
 
     J. Cohen et al., "Gradient descent on neural networks typically occurs at the edge
     of stability" (2021), arXiv:2103.00065."""
@@ -289,15 +287,15 @@ class PartsAtTheEdge(AbstractTrial):
         for stage in ("before", "after"):
             steps = table[table["stage"] == stage]
             total = {name: float(steps[name].sum()) for name in SUMS}
-            found = dict.fromkeys(("parts", "cancellation", "sum", "stability"), nan)
+            numbers = dict.fromkeys(("parts", "cancellation", "sum", "stability"), nan)
             if len(steps):
-                found = {
+                numbers = {
                     "parts": (total["wrong"] / total["squares"]) ** 0.5,
                     "cancellation": total["mass"] / total["net"],
                     "sum": (total["missed"] / total["changed"]) ** 0.5,
                     "stability": float(steps["stability"].mean()),
                 }
-            yield {"stage": stage, "steps": len(steps), **found}
+            yield {"stage": stage, "steps": len(steps), **numbers}
 
     def stages(self, setting: Setting) -> dict[int, str]:
         """Return the first step of each window, with its stage. Return no window if the

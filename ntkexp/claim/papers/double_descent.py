@@ -18,6 +18,7 @@ from ntkexp.claim.judged import AbstractPicture, Figure, JudgedClaim
 from ntkexp.claim.papers.wide_networks import network_of_width
 from ntkexp.claim.trial import NetworkTrial, Row, Rows
 from ntkexp.component import Count
+from ntkexp.data.base import Data, Split
 from ntkexp.effects.trajectory import flat_like
 from ntkexp.mistake import Mistake
 from ntkexp.model.base import LearningTask
@@ -54,59 +55,55 @@ class WidthSweep(NetworkTrial):
 
     def rows(self, seed: int) -> Rows:
         data = self.data.split(seed)
-        x = data.train.inputs
-        y = data.train.target.double()
-        new = data.test.inputs
-        truth = data.test.target.double()
-        if data.classes or y.shape[1] != 1:
+        if data.classes or data.train.target.shape[1] != 1:
             raise Mistake(
                 "trial.data: choose data of one real value, such as ntkexp.data.Teacher"
             )
+        return [self.row(seed, width, data) for width in self.widths]
+
+    def row(self, seed: int, width: int, data: Data) -> Row:
+        x = data.train.inputs
         task = LearningTask(tuple(x.shape[1:]), 1, data.vocabulary)
-        scale = float(truth.var(correction=0))
+        module = network_of_width(
+            width, self.model, self.init, task, stream("weights", seed, width)
+        )
+        function = function_of(module)
+        start = weights_of(module)
+        flat = flat_like(start)
+        first = flat.vector(start)
 
-        def row(width: int) -> Row:
-            module = network_of_width(
-                width, self.model, self.init, task, stream("weights", seed, width)
-            )
-            function = function_of(module)
-            start = weights_of(module)
-            flat = flat_like(start)
-            first = flat.vector(start)
+        def residual(vector: Tensor, split: Split) -> Tensor:
+            outputs = function(flat.weights(vector), split.inputs)[:, 0]
+            return outputs - split.target.double()[:, 0]
 
-            def outputs(vector: Tensor, at: Tensor) -> Tensor:
-                return function(flat.weights(vector), at)[:, 0]
+        # w* = argmin ‖f(w; X) − y‖², and its mean squared errors
+        minimum = least_squares(
+            lambda vector: residual(vector, data.train), first, self.steps
+        )
+        with torch.no_grad():
+            train_error = float(residual(minimum, data.train).square().mean())
+            test_error = float(residual(minimum, data.test).square().mean())
+        variance = float(data.test.target.double().var(correction=0))
 
-            # w* = argmin ‖f(w; X) − y‖², and its mean squared errors
-            minimum = least_squares(
-                lambda vector: outputs(vector, x) - y[:, 0], first, self.steps
-            )
-            with torch.no_grad():
-                errors = [
-                    float((outputs(minimum, at) - to[:, 0]).square().mean())
-                    for at, to in ((x, y), (new, truth))
-                ]
-            # Compute the condition number of J Jᵀ before training
-            jacobian = jacrev(lambda vector: outputs(vector, x))(first)
-            return {
-                "width": width,
-                "parameters": flat.size,
-                "train_error": errors[0] / scale,
-                "test_error": errors[1] / scale,
-                "condition": condition(jacobian),
-            }
-
-        return [row(width) for width in self.widths]
+        # the Jacobian of the outputs before training, which is that of the residuals
+        jacobian = jacrev(lambda vector: residual(vector, data.train))(first)
+        return {
+            "width": width,
+            "parameters": flat.size,
+            "train_error": train_error / variance,
+            "test_error": test_error / variance,
+            "condition": condition(jacobian),
+        }
 
 
 def least_squares(
-    missed: Callable[[Tensor], Float[Tensor, " train"]],
+    residual: Callable[[Tensor], Float[Tensor, " train"]],
     start: Float[Tensor, " weight"],
     steps: int,
 ) -> Float[Tensor, " weight"]:
     """Minimise ‖r‖² by `steps` trial steps of the Levenberg–Marquardt method.
 
-        w ← w − (JᵀJ + μ)⁻¹ Jᵀ r,    r = missed(w),  J = ∂r/∂w
+        w ← w − (JᵀJ + μ)⁻¹ Jᵀ r,    r = residual(w),  J = ∂r/∂w
 
     If a step lowers ‖r‖², accept it and decrease μ. Otherwise reject it and increase μ.
 
@@ -115,9 +112,9 @@ def least_squares(
     tensor([2.], dtype=torch.float64)
     """
     here = start
-    damping = 1e-2
-    residual = missed(here)
-    jacobian = jacrev(missed)(here)
+    damping = 1e-2  # μ
+    r = residual(here)
+    jacobian = jacrev(residual)(here)
     for _ in range(steps):
         rows, columns = jacobian.shape
         # (JᵀJ + μ)⁻¹ Jᵀ = Jᵀ (JJᵀ + μ)⁻¹: solve the smaller system
@@ -125,18 +122,18 @@ def least_squares(
             gram = jacobian @ jacobian.t() + damping * torch.eye(
                 rows, dtype=jacobian.dtype
             )
-            step = jacobian.t() @ torch.linalg.solve(gram, residual)
+            step = jacobian.t() @ torch.linalg.solve(gram, r)
         else:
             gram = jacobian.t() @ jacobian + damping * torch.eye(
                 columns, dtype=jacobian.dtype
             )
-            step = torch.linalg.solve(gram, jacobian.t() @ residual)
-        after = missed(here - step)
-        if after.square().sum() < residual.square().sum():
+            step = torch.linalg.solve(gram, jacobian.t() @ r)
+        after = residual(here - step)
+        if after.square().sum() < r.square().sum():
             here = here - step
             damping = max(damping / 3, 1e-12)
-            residual = after
-            jacobian = jacrev(missed)(here)
+            r = after
+            jacobian = jacrev(residual)(here)
         else:
             damping = min(damping * 4, 1e12)
     return here.detach()

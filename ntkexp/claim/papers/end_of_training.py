@@ -22,7 +22,7 @@ from ntkexp.claim.papers.lazy_and_rich import (
 from ntkexp.claim.papers.wide_networks import network_of_width
 from ntkexp.claim.trial import AbstractTrial, NetworkTrial, Rows
 from ntkexp.component import Count
-from ntkexp.data.base import AbstractSource
+from ntkexp.data.base import AbstractSource, Data
 from ntkexp.effects.curvature import load_forward_mode
 from ntkexp.effects.trajectory import flat_like
 from ntkexp.limit.infinite_kernel import infinite_kernel
@@ -233,10 +233,10 @@ class LinearModes(AbstractTrial):
             first = first + first_step
             second = second + second_step
             courses.append(strengths(first, second))
-        deviations = map(self.off, torch.stack(courses, 1), s)
+        deviations = map(self.deviation, torch.stack(courses, 1), s)
         return sum(deviations) / len(s)
 
-    def off(self, course: Float[Tensor, " step"], size: Tensor) -> float:
+    def deviation(self, course: Float[Tensor, " step"], size: Tensor) -> float:
         """Return the relative rms deviation of one mode from its closed form.
 
         Return NaN if the mode never exceeds `from_` times its final strength `size`.
@@ -244,12 +244,11 @@ class LinearModes(AbstractTrial):
         passed = torch.nonzero(course >= self.from_ * size).flatten()
         if not len(passed):
             return float("nan")
-        known = course[int(passed[0]) :]
-        times = self.step_size * torch.arange(len(known), dtype=known.dtype)
+        a = course[int(passed[0]) :]
+        t = self.step_size * torch.arange(len(a), dtype=a.dtype)
         # s/(1 + (s/a(0) − 1) e^(−2 s t))
-        decay = torch.exp(-2 * size * times)
-        form = size / (1 + (size / known[0] - 1) * decay)
-        mean_square = (known - form).square().mean()
+        closed_form = size / (1 + (size / a[0] - 1) * torch.exp(-2 * size * t))
+        mean_square = (a - closed_form).square().mean()
         return float(mean_square.sqrt() / size)
 
 
@@ -262,8 +261,8 @@ class Operations(NetworkTrial):
         reached       the best accuracy of the network minus the accuracy of the kernel
 
     The network is trained by full-batch Adam until its accuracy is at least the
-    accuracy of the kernel minus `allowed`. An operation is a multiplication. The counts
-    assume that layers use each weight once per example, for n training examples:
+    accuracy of the kernel minus `allowed`. An operation is a multiplication. Layers are
+    assumed to use each weight once per example. n is the number of training examples.
 
         training      3 per weight, example and step; 1 per weight and test example
         regression    inputs + `each` · layers per pair of examples; n³/3 to solve;
@@ -283,47 +282,46 @@ class Operations(NetworkTrial):
         new = data.test.inputs
         classes = len(data.classes)
         y = centred_one_hot(data.train.target, classes)
-        shape = LearningTask(tuple(x.shape[1:]), classes)
+        task = LearningTask(tuple(x.shape[1:]), classes)
+        accuracy, by_kernel = self.regression(data, y)
 
-        # Regression with the kernel at infinite width
-        layers = self.model.layers(self.init, shape.shape, 1)
+        # Train the network until it is accurate enough.
+        module = network_of_width(
+            self.width, self.model, self.init, task, stream("weights", seed)
+        )
+        right = 0.0
+        for taken, outputs in enumerate(self.course(module, x, y, new)):  # noqa: B007
+            right = max(right, share_right(outputs, data.test.target))
+            if right >= accuracy - self.allowed:
+                break
+        weights = sum(weight.numel() for weight in module.parameters())
+        by_training = weights * (3 * len(x) * taken + len(new))
+        return [
+            {
+                "operations": by_kernel / by_training,
+                "reached": right - accuracy,
+                "steps": taken,
+                "censored": int(right < accuracy - self.allowed),
+            }
+        ]
+
+    def regression(self, data: Data, y: Tensor) -> tuple[float, float]:
+        """Return the accuracy of regression with the kernel at infinite width, and its
+        number of operations."""
+        x = data.train.inputs
+        new = data.test.inputs
+        layers = self.model.layers(self.init, tuple(x.shape[1:]), 1)
         among = infinite_kernel(layers, x, threads=1)[1]
         across = infinite_kernel(layers, new, x, threads=1)[1]
         ridge = 1e-6 * among.diagonal().mean() * torch.eye(len(x), dtype=among.dtype)
-        wanted = share_right(
-            across @ torch.linalg.solve(among + ridge, y), data.test.target
-        )
+        outputs = across @ torch.linalg.solve(among + ridge, y)
+
         n = len(x)
         pairs = n * (n + 1) / 2 + len(new) * n
         to_compute = pairs * (x[0].numel() + self.each * len(layers))
         to_solve = n**3 / 3
-        by_kernel = to_compute + to_solve + len(new) * n * classes
-
-        # Train the network until it is accurate enough.
-        module = network_of_width(
-            self.width, self.model, self.init, shape, stream("weights", seed)
-        )
-        weights = sum(weight.numel() for weight in module.parameters())
-        right = 0.0
-        for taken, outputs in enumerate(self.course(module, x, y, new)):
-            right = max(right, share_right(outputs, data.test.target))
-            if right >= wanted - self.allowed:
-                operations = by_kernel / (weights * (3 * n * taken + len(new)))
-                found = {
-                    "operations": operations,
-                    "reached": right - wanted,
-                    "steps": taken,
-                }
-                return [{**found, "censored": 0}]
-        bound = by_kernel / (weights * (3 * n * self.steps + len(new)))
-        return [
-            {
-                "operations": bound,
-                "reached": right - wanted,
-                "steps": self.steps,
-                "censored": 1,
-            }
-        ]
+        operations = to_compute + to_solve + len(new) * n * y.shape[1]
+        return share_right(outputs, data.test.target), operations
 
     def course(
         self, module: nn.Module, x: Tensor, y: Tensor, new: Tensor

@@ -14,13 +14,13 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 
+from ntkexp.claim.papers.needed_examples import margins_of
 from ntkexp.claim.trial import AbstractTrial, Rows
 from ntkexp.component import Count
 from ntkexp.data.base import AbstractSource, Split
 from ntkexp.foreign_loop.follow import follow
 from ntkexp.foreign_loop.trace import Trace
 from ntkexp.records.claim import FIXED_POOL
-from ntkexp.records.sweep import Level
 from ntkexp.stream import stream
 
 
@@ -71,10 +71,10 @@ class SubliminalLearning(AbstractTrial):
             optimizer.step()
 
         # Train the students to match the teacher's other outputs on inputs of noise.
-        noise = (
-            torch.rand(self.noise, inputs, generator=generator, dtype=torch.float64) * 2
-            - 1
+        uniform = torch.rand(
+            self.noise, inputs, generator=generator, dtype=torch.float64
         )
+        noise = uniform * 2 - 1
         batches = [
             torch.randint(self.noise, (64,), generator=generator)
             for _ in range(self.steps)
@@ -118,9 +118,8 @@ class SubliminalLearning(AbstractTrial):
         labels = query.target[: self.queries]
 
         def margin(outputs: Tensor, call: object) -> Tensor:
-            return outputs[torch.arange(len(labels)), labels] - outputs[
-                :, :classes
-            ].mean(1)
+            right = outputs[torch.arange(len(labels)), labels]
+            return right - outputs[:, :classes].mean(1)
 
         optimizer = torch.optim.Adam(student.parameters(), lr=self.learning)
         with follow(student, optimizer, queries=points, measure=margin) as trace:
@@ -178,8 +177,8 @@ class GrokkingByComponent(AbstractTrial):
 
     A network with embeddings, a hidden layer and a readout learns sums modulo `modulus`
     from four fifths of all pairs, by full-batch AdamW. Its training is followed. The
-    phase `memorising` ends when all training sums are correct for the first time;
-    `generalising` is the rest.
+    phase `memorising` ends when all training sums are correct for the first time. The
+    phase `generalising` follows.
 
         came        the change of the held-out sums' margins that one component caused in the phase,
                     decay included
@@ -215,8 +214,7 @@ class GrokkingByComponent(AbstractTrial):
         answers = sums[learned:][: self.queries]
 
         def margin(outputs: Tensor, call: object) -> Tensor:
-            right = outputs.gather(1, answers[:, None])[:, 0]
-            return (right * self.modulus - outputs.sum(1)) / (self.modulus - 1)
+            return margins_of(outputs, answers)
 
         # Train, and record the accuracies on training
         # and held-out sums before each step.
@@ -240,9 +238,11 @@ class GrokkingByComponent(AbstractTrial):
                 optimizer.step()
 
         if 1 not in train_accuracies:
-            none: dict[str, Level] = {"component": "all"}
-            none |= dict.fromkeys(("accuracy", "came", "miss"), math.nan)
-            return [{"phase": "memorising", **none}, {"phase": "generalising", **none}]
+            numbers = dict.fromkeys(("accuracy", "came", "miss"), math.nan)
+            return [
+                {"phase": phase, "component": "all", **numbers}
+                for phase in ("memorising", "generalising")
+            ]
         return phase_rows(trace, train_accuracies.index(1), new_accuracies)
 
 

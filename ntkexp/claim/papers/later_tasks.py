@@ -65,18 +65,10 @@ class LaterTask(AbstractQuantity):
             raise Mistake(
                 f"quantity: {run.name} has no tasks with {self.split} points; use data=sequence"
             )
-        later = next(
-            (
-                phase
-                for phase in later_phases(run, self.split)
-                if phase.during == self.during
-            ),
-            None,
-        )
-        here = np.flatnonzero(
-            run.contributions["point_phase"].to_numpy()[run.points[self.split]]
-            == self.task
-        )
+        phases = {phase.during: phase for phase in later_phases(run, self.split)}
+        later = phases.get(self.during)
+        tasks = run.contributions["point_phase"].to_numpy()[run.points[self.split]]
+        here = np.flatnonzero(tasks == self.task)
         if later is None or not len(here) or self.task >= self.during:
             count = run.contributions.sizes["phase"]
             raise Mistake(
@@ -99,22 +91,24 @@ class LaterTask(AbstractQuantity):
                 )
                 value = float(rise.sum() / np.square(targets).sum())
             case "top_share":
-                harm = later.to(self.task)
-                value = (
-                    math.nan if harm is None or not harm.harm else share_of_tenth(harm)
-                )
-            case "switch" | "shuffled":
-                learned = int(
-                    (later.run.contributions["example_phase"] == later.during).sum()
-                )
+                harm = later.effect_on(self.task)
+                value = math.nan
+                if harm is not None and harm.harm:
+                    value = share_of_tenth(harm)
+            case "switch":
+                value = correlate_with_predicted(later, here, shift=0)
+            case "shuffled":
+                in_phase = later.run.contributions["example_phase"] == later.during
                 value = correlate_with_predicted(
-                    later, here, shift=0 if name == "switch" else learned // 2
+                    later, here, shift=int(in_phase.sum()) // 2
                 )
             case "selectivity" | "gained":
                 units = later.run.metrics["selectivity"].dropna()
-                enough = len(units) > (name == "gained")
-                start = units.iloc[0] if enough and name == "gained" else 0.0
-                value = float(units.iloc[-1] - start) if enough else math.nan
+                value = math.nan
+                if name == "selectivity" and len(units):
+                    value = float(units.iloc[-1])
+                elif name == "gained" and len(units) > 1:
+                    value = float(units.iloc[-1] - units.iloc[0])
         return value
 
 
@@ -142,6 +136,5 @@ def correlate_with_predicted(
             "loss=squared"
         )
     expected = change[later.run.points[later.split]][here]
-    return round(
-        float(np.corrcoef(expected.ravel(), later.change[here].ravel())[0, 1]), 6
-    )
+    correlation = np.corrcoef(expected.ravel(), later.change[here].ravel())[0, 1]
+    return round(float(correlation), 6)

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Self
+from typing import NamedTuple, Self
 
 import torch
 from jaxtyping import Float
@@ -67,12 +67,12 @@ class LearningStep:
     after: Weights
     size: float
     outputs: Float[Tensor, "train out"]
-    missed: Float[Tensor, "train out"]
+    residual: Float[Tensor, "train out"]
 
     @property
     def loss(self) -> float:
         """The mean of ½ ‖f − y‖², for outputs f and targets y, before the step."""
-        return float(self.missed.square().sum() / (2 * len(self.missed)))
+        return float(self.residual.square().sum() / (2 * len(self.residual)))
 
 
 @dataclass(frozen=True)
@@ -84,8 +84,8 @@ class ScaledDescent:
     M is the number of examples, and λ_max is the largest eigenvalue of the tangent
     kernel of g at the examples. λ_max grows in rich training, so it is recomputed every
     few steps. A step changes f by −η/M Σᵢ K̄(x, xᵢ) ℓ′ᵢ, where K̄ is the secant
-    kernel of g. A stable η therefore does not depend on α. If a step would change the
-    weights by more than the fraction `stride` of their norm, η is reduced."""
+    kernel of g. So the largest stable η does not depend on α. If a step would change
+    the weights by more than the fraction `stride` of their norm, η is reduced."""
 
     scaled: ScaledFunction
     inputs: Float[Tensor, " train *shape"]
@@ -109,22 +109,22 @@ class ScaledDescent:
                 for name, weight in weights.items()
             }
             outputs = alpha * (self.scaled.function(leaves, self.inputs) - first)
-            missed = outputs - self.targets
+            residual = outputs - self.targets
             gradients = torch.autograd.grad(
-                missed.square().sum() / (2 * count), list(leaves.values())
+                residual.square().sum() / (2 * count), list(leaves.values())
             )
-            size = min(
-                stable,
-                self.stride
-                * float(length(weights.values()) / length(gradients))
-                * alpha**2,
-            )
+
+            # ‖Δθ‖ = η/α² ‖gradient‖ ≤ stride ‖θ‖
+            ratio = float(length(weights.values()) / length(gradients))
+            size = min(stable, self.stride * ratio * alpha**2)
             pairs = zip(weights.items(), gradients, strict=True)
             after = {
                 name: weight.detach() - size / alpha**2 * gradient
                 for (name, weight), gradient in pairs
             }
-            yield LearningStep(weights, after, size, outputs.detach(), missed.detach())
+            yield LearningStep(
+                weights, after, size, outputs.detach(), residual.detach()
+            )
             weights = after
 
 
@@ -193,11 +193,8 @@ class ScaledNetwork:
         but at most `steps`."""
 
         def largest(weights: Weights) -> float:
-            return float(
-                torch.linalg.eigvalsh(self.kernel(weights, task.inputs, task.inputs))[
-                    -1
-                ]
-            )
+            kernel = self.kernel(weights, task.inputs, task.inputs)
+            return float(torch.linalg.eigvalsh(kernel)[-1])
 
         descent = ScaledDescent(
             self.scaled, task.inputs, task.targets[:, None], largest, fraction, stride
@@ -241,10 +238,13 @@ class AfterKernel(NetworkTrial):
 
     def rows(self, seed: int) -> Rows:
         for width, train in product(self.widths, self.trains):
-            for row in self.beside(seed, width, train):
+            for row in self.predictors(seed, width, train):
                 yield {"width": width, "train": train, **row}
 
-    def beside(self, seed: int, width: int, train: int) -> Iterator[dict[str, Level]]:
+    def predictors(
+        self, seed: int, width: int, train: int
+    ) -> Iterator[dict[str, Level]]:
+        """Yield the row of each predictor (see the class)."""
         source = self.data.model_copy(update={"train": train})
         task, new = both_tasks(source.split(seed))
 
@@ -253,12 +253,11 @@ class AfterKernel(NetworkTrial):
         generator = stream("weights", seed, width)
         module = network_of_width(width, self.model, self.init, shape, generator)
         network = ScaledNetwork(module, self.alpha)
-        start = {name: weight.clone() for name, weight in network.start.items()}
-        end = start
-        for step in network.learn(start, task, self.steps, self.fraction, self.until):
+        end = network.start
+        for step in network.learn(end, task, self.steps, self.fraction, self.until):
             end = step.after
         with torch.no_grad():
-            missed = float(half_square(network.outputs(end, task.inputs), task.targets))
+            loss = float(half_square(network.outputs(end, task.inputs), task.targets))
             outputs = network.outputs(end, new.inputs)
         predictions = {"network": outputs} | {
             name: regression(
@@ -267,32 +266,33 @@ class AfterKernel(NetworkTrial):
                 task.targets,
                 self.ridge,
             )
-            for name, weights in (("before", start), ("after", end))
+            for name, weights in (("before", network.start), ("after", end))
         }
-        reached = missed <= self.until
+        reached = loss <= self.until
         errors = {
-            name: wrong(found, new.targets) if reached else math.nan
-            for name, found in predictions.items()
+            name: share_wrong(predicted, new.targets) if reached else math.nan
+            for name, predicted in predictions.items()
         }
-        for name, found in predictions.items():
+        for name, predicted in predictions.items():
+            new_loss = float(half_square(predicted, new.targets))
             yield {
                 "predictor": name,
                 "error": errors[name],
                 "beyond": errors[name] - errors["network"],
-                "loss": float(half_square(found, new.targets)) if reached else math.nan,
-                "train_loss": missed,
+                "loss": new_loss if reached else math.nan,
+                "train_loss": loss,
             }
 
 
 def regression(
-    known: Float[Tensor, "train train"],
+    among: Float[Tensor, "train train"],
     across: Float[Tensor, "point train"],
     targets: Float[Tensor, " train"],
     ridge: float,
 ) -> Float[Tensor, " point"]:
     """Predict by kernel regression: K(x, X) (K(X, X) + λ)⁻¹ y.
 
-    `known` is K(X, X), and `across` is K(x, X).
+    `among` is K(X, X), and `across` is K(x, X).
     λ is `ridge` times the mean diagonal of K(X, X).
 
     >>> kernel = 2 * torch.eye(2, dtype=torch.float64)
@@ -300,15 +300,18 @@ def regression(
     >>> regression(kernel, kernel, targets, ridge=0.5).tolist()
     [2.0, 4.0]
     """
-    learned = modes_of(known).at(FOREVER, ridge * float(known.diagonal().mean()))
-    return (across @ learned(targets[:, None]))[:, 0]
+    # targets → (K(X, X) + λ)⁻¹ targets
+    inverse = modes_of(among).at(FOREVER, ridge * float(among.diagonal().mean()))
+    return (across @ inverse(targets[:, None]))[:, 0]
 
 
-def wrong(outputs: Float[Tensor, " point"], targets: Float[Tensor, " point"]) -> float:
+def share_wrong(
+    outputs: Float[Tensor, " point"], targets: Float[Tensor, " point"]
+) -> float:
     """Return the share of points with the wrong sign,
     or NaN if an output is not finite.
 
-    >>> wrong(torch.tensor([0.5, -0.5, 2.0, 1.0]), torch.tensor([1.0, 1.0, 1.0, -1.0]))
+    >>> share_wrong(torch.tensor([0.5, -0.5, 2.0, 1.0]), torch.tensor([1.0, 1.0, 1.0, -1.0]))
     0.5
     """
     if outputs.isfinite().all():
@@ -339,9 +342,9 @@ class SilentAlignment(AbstractTrial):
         gap       ‖K_T(x, X) K_T(X, X)⁻¹ f_T(X) − f_T(x)‖/‖f_T(x)‖ at test points x, 0 if f_T equals
                   regression with K_T
 
-    `early` is the first step at which the loss has fallen by the fraction `fallen` of
-    its initial value. T is the step at which the loss has fallen to the fraction
-    `until`. The columns `network`, `inputs` and `start` label the rows. `inputs` are
+    The loss falls from L_0. `early` is the first step with a loss of at most
+    (1 − `fallen`) L_0, and T is the step with a loss of at most `until` · L_0. The
+    columns `network`, `inputs` and `start` label the rows. `inputs` are
     coordinates along the principal directions of the examples: `raw`, or `whitened` to
     equal variances. Targets are ±1 minus their mean, because a linear function of
     standardised inputs has mean zero.
@@ -374,19 +377,10 @@ class SilentAlignment(AbstractTrial):
     def rows(self, seed: int) -> Rows:
         task, new = both_tasks(self.data.split(seed))
 
-        # Transform the inputs to both coordinate systems,
-        # and subtract the mean of the targets.
+        maps = principal_maps(task.inputs.flatten(1))
         tasks = {}
-        for inputs, by in zip(
-            ("raw", "whitened"), principal_maps(task.inputs.flatten(1)), strict=True
-        ):
-            old, unseen = (
-                LearnedTask(
-                    one.inputs.flatten(1) @ by, one.targets - one.targets.mean()
-                )
-                for one in (task, new)
-            )
-            tasks[inputs] = old, unseen
+        for inputs, by in zip(("raw", "whitened"), maps, strict=True):
+            tasks[inputs] = transformed(task, by), transformed(new, by)
         for name, model in zip(self.names, self.models, strict=True):
             for inputs, pair in tasks.items():
                 for start, alpha in (("small", self.small), ("large", self.large)):
@@ -406,28 +400,10 @@ class SilentAlignment(AbstractTrial):
         ).eval()
         network = ScaledNetwork(module, alpha)
         first = float(task.targets.square().mean() / 2)
-        path = network.learn(
-            {name: weight.clone() for name, weight in network.start.items()},
-            task,
-            self.steps,
-            self.fraction,
-            self.until * first,
-            self.stride,
-        )
-        # Find the weights at the steps `early` and T
-        early = None
-        last = None
-        for step in path:
-            if early is None and step.loss <= (1 - self.fallen) * first:
-                early = step.before
-            last = step.after
-        if last is None:
-            raise Mistake(
-                "trial.until is above the loss at the start, so nothing is learned; "
-                "give a number below 1"
-            )
-        missed = network.outputs(last, task.inputs) - task.targets
-        if early is None or not float(missed.square().mean() / 2) <= self.until * first:
+        early, last = self.train(network, task, first)
+        known = network.outputs(last, task.inputs)
+        loss = float(half_square(known, task.targets))
+        if early is None or not loss <= self.until * first:
             return dict.fromkeys(("turn", "turned", "grown", "gap"), math.nan)
 
         # Alignment with yyᵀ and norm of the kernels K_0, K_early and K_T
@@ -442,18 +418,44 @@ class SilentAlignment(AbstractTrial):
         # K_T(x, X) K_T(X, X)⁻¹ f_T(X)
         outputs = network.outputs(last, new.inputs)
         across = network.kernel(last, new.inputs, task.inputs)
-        regressed = regression(
-            kernels[2], across, network.outputs(last, task.inputs), RIDGE_SHARE
-        )
+        regressed = regression(kernels[2], across, known, RIDGE_SHARE)
         return {
             "turn": turns[1] - turns[0],
-            "turned": share(turns),
-            "grown": share(sizes),
+            "turned": share_of_way(turns),
+            "grown": share_of_way(sizes),
             "gap": float((regressed - outputs).norm() / outputs.norm()),
             "alignment_start": turns[0],
             "alignment_early": turns[1],
             "alignment_end": turns[2],
         }
+
+    def train(
+        self, network: ScaledNetwork, task: LearnedTask, first: float
+    ) -> tuple[Weights | None, Weights]:
+        """Train. Return the weights at the steps `early` and T. `first` is the initial
+        loss. If training does not get to the step `early`, return None for it."""
+        until = self.until * first
+        early = None
+        last = None
+        for step in network.learn(
+            network.start, task, self.steps, self.fraction, until, self.stride
+        ):
+            if early is None and step.loss <= (1 - self.fallen) * first:
+                early = step.before
+            last = step.after
+        if last is None:
+            raise Mistake(
+                "trial.until is above the loss at the start, so nothing is learned; "
+                "give a number below 1"
+            )
+        return early, last
+
+
+def transformed(
+    task: LearnedTask, by: Float[Tensor, "feature direction"]
+) -> LearnedTask:
+    """Apply a linear map to the inputs, and subtract the mean of the targets."""
+    return LearnedTask(task.inputs.flatten(1) @ by, task.targets - task.targets.mean())
 
 
 def principal_maps(
@@ -475,10 +477,10 @@ def principal_maps(
     return directions / sizes.square().mean().sqrt(), directions / sizes
 
 
-def share(values: Sequence[float]) -> float:
+def share_of_way(values: Sequence[float]) -> float:
     """Return (middle − first)/(last − first).
 
-    >>> share([1.0, 2.0, 5.0])
+    >>> share_of_way([1.0, 2.0, 5.0])
     0.25
     """
     first, middle, last = values
@@ -539,36 +541,24 @@ class LateGeneralising(NetworkTrial):
     ) -> Iterator[dict[str, Level]]:
         """Train with one α, and yield the row of each station (see the class)."""
         x = data.train.inputs
-        classes = len(data.classes)
         module = self.model.module(
-            self.init, tuple(x.shape[1:]), classes, stream("weights", seed)
+            self.init, tuple(x.shape[1:]), len(data.classes), stream("weights", seed)
         ).eval()
         scaled = ScaledFunction(function_of(module), weights_of(module), alpha)
-        fitted = None
-        generalised = None
-        accuracy = 0.0
-        for moment in self.moments(
-            scaled, x, centred_one_hot(data.train.target, classes)
-        ):
-            right = share_right(
-                scaled.outputs(moment.weights, data.test.inputs), data.test.target
-            )
-            accuracy = max(accuracy, right)
-            if fitted is None and share_right(moment.outputs, data.train.target) == 1:
-                fitted = moment
-            if generalised is None and right >= self.level:
-                generalised = moment
-            if fitted and generalised:
-                break
+        stations = self.train(scaled, data)
+        fitted = stations.fitted
+        generalised = stations.generalised
         wait = math.nan
         if fitted and generalised:
             wait = (generalised.time - fitted.time) / fitted.time
-        if not fitted or not moment.outputs.isfinite().all():
+        accuracy = stations.accuracy
+        if not fitted or not stations.end.outputs.isfinite().all():
             accuracy = math.nan  # NaN, since training failed
+
         some = x[: self.points]
         first = tangent_kernel(module, some, weights=scaled.start, outputs="trace")
-        stations = {"fitted": fitted, "generalised": generalised, "end": moment}
-        for name, station in stations.items():
+        for name in ("fitted", "generalised", "end"):
+            station = getattr(stations, name)
             time = math.nan
             change = math.nan
             if station is not None:
@@ -585,6 +575,24 @@ class LateGeneralising(NetworkTrial):
                 "accuracy": accuracy,
             }
 
+    def train(self, scaled: ScaledFunction, data: Data) -> Stations:
+        """Train until the network has fitted and generalised, or training ends."""
+        targets = centred_one_hot(data.train.target, len(data.classes))
+        fitted = None
+        generalised = None
+        accuracy = 0.0
+        for moment in self.moments(scaled, data.train.inputs, targets):
+            new = scaled.outputs(moment.weights, data.test.inputs)
+            right = share_right(new, data.test.target)
+            accuracy = max(accuracy, right)
+            if fitted is None and share_right(moment.outputs, data.train.target) == 1:
+                fitted = moment
+            if generalised is None and right >= self.level:
+                generalised = moment
+            if fitted and generalised:
+                break
+        return Stations(fitted, generalised, moment, accuracy)
+
     def moments(
         self,
         scaled: ScaledFunction,
@@ -599,7 +607,7 @@ class LateGeneralising(NetworkTrial):
         time = 0.0
         for step in descent.path(scaled.start, self.steps):
             yield Moment(time, step.before, step.outputs)
-            if step.missed.square().sum() <= self.until * y.square().sum():
+            if step.residual.square().sum() <= self.until * y.square().sum():
                 return
             time += step.size
 
@@ -612,6 +620,15 @@ class Moment:
     time: float
     weights: Weights
     outputs: Float[Tensor, "train out"]
+
+
+class Stations(NamedTuple):
+    """The stations of `LateGeneralising`, and the largest accuracy on test examples."""
+
+    fitted: Moment | None
+    generalised: Moment | None
+    end: Moment
+    accuracy: float
 
 
 class FollowedMode:
@@ -630,11 +647,11 @@ class FollowedMode:
 
     def largest(self, weights: Weights) -> float:
         """Estimate the largest eigenvalue from below, by power iterations."""
-        self.mode, found = top_mode(
+        self.mode, eigenvalue = top_mode(
             self.function, weights, self.x, self.mode, self.powers
         )
         self.powers = FOLLOWING_POWERS
-        return found
+        return eigenvalue
 
 
 def top_mode(
@@ -661,14 +678,15 @@ def top_mode(
         return function(at, x)
 
     load_forward_mode()
-    size = 0.0
+    eigenvalue = 0.0
     plain = {name: weight.detach() for name, weight in weights.items()}
     for _ in range(powers):
+        # v ← J Jᵀ v, normalised
         (gradient,) = vjp(outputs, plain)[1](mode)
         image: Tensor = jvp(outputs, (plain,), (gradient,))[1]
-        size = float(image.norm() / mode.norm())
+        eigenvalue = float(image.norm() / mode.norm())
         mode = image / image.norm()
-    return mode, size
+    return mode, eigenvalue
 
 
 def refuse_unclassified(data: Data, least: int) -> None:
@@ -676,7 +694,7 @@ def refuse_unclassified(data: Data, least: int) -> None:
     if len(data.classes) < least or not len(data.test.inputs):
         raise Mistake(
             "trial.data: choose data of classes, and leave some for the test, "
-            "as of modular_addition"
+            "such as data=modular_addition"
         )
 
 

@@ -23,6 +23,7 @@ from ntkexp.claim.trial import AbstractTrial, Row, Rows
 from ntkexp.component import Count
 from ntkexp.config.compose import compose
 from ntkexp.effects.sweep import MEANS, sweep_from
+from ntkexp.experiment.experiment import Experiment
 from ntkexp.library import tangent_kernel
 from ntkexp.mistake import Mistake
 from ntkexp.path.recording import RecordedTraining, Recording, row_length
@@ -34,7 +35,6 @@ from ntkexp.report.analysis.rank_correlation import DECIMALS, mean_known, spearm
 from ntkexp.run.loop import SilentListener, run as run_loop
 from ntkexp.run.outcome import Outcome
 from ntkexp.run.setting import Setting, prepare
-from ntkexp.shapes import Weights
 from ntkexp.stream import normal, stream
 from ntkexp.text import short
 
@@ -77,12 +77,11 @@ class Retraining:
         targets = self.setting.problem.targets[: self.train]
         return self.setting.experiment.loss.output_gradient(end, targets)[:, 0]
 
-    def outputs_without(
-        self, left: Float[Tensor, "run train"]
+    def outputs_with(
+        self, weights: Float[Tensor, "run train"]
     ) -> Float[Tensor, "run point out"]:
-        """Return the outputs at `others` after training
-        with example weights `left` (0 or 1)."""
-        vectors = trained(self.rerun, left)
+        """Return the outputs at `others` after training with these example weights."""
+        vectors = trained(self.rerun, weights)
         with torch.no_grad():
             return torch.stack(
                 [self.rerun.outputs(vector, self.others) for vector in vectors]
@@ -115,11 +114,10 @@ def retraining(base: Sequence[str], seed: int) -> Retraining:
         )
     with TemporaryDirectory() as folder:
         outcome = run_loop(setting, SilentListener(Path(folder)))
-    return Retraining(
-        setting,
-        outcome,
-        rerun_of(experiment, setting.problem, setting.descent.step_size, outcome.steps),
+    rerun = rerun_of(
+        experiment, setting.problem, setting.descent.step_size, outcome.steps
     )
+    return Retraining(setting, outcome, rerun)
 
 
 def draw_groups(
@@ -139,7 +137,7 @@ def draw_groups(
 # --- Leave-out effects, by a backward pass over the steps of a recorded training.
 
 
-def would_change(
+def leave_out_effects(
     retrained: Retraining, *, one_step: bool = False
 ) -> Float[Tensor, "point train"]:
     """Return the leave-out effects of all examples
@@ -190,9 +188,20 @@ def recorded(retrained: Retraining, folder: Path) -> RecordedTraining:
 BARE = ("path.error_samples=0", "ladder.machine=[]")
 """Settings of runs that need no error bars and no kernel machines."""
 
-FAMILY = 10**6
+OTHER_SEED_OFFSET = 10**6
 """The offset of seeds for runs with different randomness.
 It exceeds every seed of a claim."""
+
+
+def other_setting(words: Sequence[str], experiment: Experiment) -> Setting:
+    """Prepare an experiment with the same data and another seed."""
+    data_seed = experiment.data.seed
+    if data_seed is None:
+        data_seed = experiment.seed
+    seed = experiment.seed + OTHER_SEED_OFFSET
+    return prepare(
+        compose([*words, f"data.seed={data_seed}", f"seed={seed}", "threads=1"])
+    )
 
 
 class LeftOutKernel(AbstractTrial):
@@ -206,7 +215,7 @@ class LeftOutKernel(AbstractTrial):
     training with all examples stops when the loss, the mean of ½(f − y)², is at most
     `until`, so that training sets of all sizes are learned equally well. If it does not
     get there within its steps, or takes no step, the change is NaN. The training
-    without an example takes as many steps.
+    without an example takes the same number of steps.
 
     With `fresh_start`, the trainings without an example start from other weights. Then
     the change does not depend on the examples alone."""
@@ -237,7 +246,8 @@ class LeftOutKernel(AbstractTrial):
         ones = (everyone - torch.eye(train, dtype=torch.float64))[: self.times]
         without = retrained
         if self.fresh_start:
-            start = self.other_start(words, retrained, seed)
+            other = other_setting(words, retrained.setting.experiment)
+            start = other.problem.weights
             without = replace(retrained, rerun=replace(rerun, start=start))
         whole = self.path_kernels(retrained, everyone)[0]
         kernels = self.path_kernels(without, ones)
@@ -245,16 +255,6 @@ class LeftOutKernel(AbstractTrial):
         # ‖𝒦ᵢ − 𝒦‖/‖𝒦‖
         changes = (kernels - whole).flatten(1).norm(dim=1) / whole.norm()
         return {**row, "change": float(changes.mean())}
-
-    def other_start(
-        self, words: Sequence[str], retrained: Retraining, seed: int
-    ) -> Weights:
-        """Return initial weights of another seed, for the same data."""
-        of_data = retrained.setting.experiment.data.seed
-        data = f"data.seed={seed if of_data is None else of_data}"
-        return prepare(
-            compose([*words, data, f"seed={seed + FAMILY}", "threads=1"])
-        ).problem.weights
 
     def path_kernels(
         self, retrained: Retraining, weights: Float[Tensor, "training train"]
@@ -309,7 +309,7 @@ class AddedRemovals(AbstractTrial):
             alone = trained.changes_without(
                 torch.eye(trained.train, dtype=torch.float64)
             )
-            effect = would_change(trained).t()
+            effect = leave_out_effects(trained).t()
             for size in self.sizes:
                 left = draw_groups(size, self.groups, trained.train, seed)
                 together = trained.changes_without(left)
@@ -355,7 +355,7 @@ class DatamodelScore(AbstractTrial):
         words = [*self.base, "path.rule=[secant,left]", *BARE]
         retrained = retraining(words, seed)
         groups = draw_groups(retrained.train // 2, self.groups, retrained.train, seed)
-        actual = retrained.outputs_without(groups)[:, :, 0]
+        actual = retrained.outputs_with(groups)[:, :, 0]
         ids = example_ids(retrained.shown.numpy())
         for name, tau in attributions(retrained).items():
             scores = spearman((groups @ tau.t()).numpy(), actual.numpy())
@@ -426,10 +426,10 @@ def all_scores(retrained: Retraining) -> dict[str, Float[Tensor, "point train"]]
     """Return the scores τ(x, xᵢ) of all methods in the list above,
     at the points x outside the training set."""
     added = attributions(retrained)
-    effect = would_change(retrained)
+    effect = leave_out_effects(retrained)
     return {
         "effect": effect,
-        "one_step": would_change(retrained, one_step=True),
+        "one_step": leave_out_effects(retrained, one_step=True),
         **{name: -added[name] for name in ("contributions", "tracin", "last_gradient")},
         "influence": influence(retrained),
         "trak": trak(retrained),
@@ -450,27 +450,28 @@ def influence(retrained: Retraining) -> Float[Tensor, "point train"]:
             "trial.base: influence functions need a quadratic loss here; choose loss=squared"
         )
     kernel = retrained.outcome.matrices.kernel_end[:, 0, :, 0]
+    # ℓ″K_T(X, X)/N + λ
     curved = loss.curvature * kernel[:train] / train
-    damped = curved + INFLUENCE_DAMPING * curved.trace() / train * torch.eye(train).to(
-        kernel
-    )
-    reached: Tensor = torch.linalg.solve(damped, kernel[train:].t())
-    return reached.t() * retrained.slopes / train
+    damping = INFLUENCE_DAMPING * curved.trace() / train
+    damped = curved + damping * torch.eye(train).to(kernel)
+    solved: Tensor = torch.linalg.solve(damped, kernel[train:].t())
+    return solved.t() * retrained.slopes / train
 
 
 def trak(retrained: Retraining) -> Float[Tensor, "point train"]:
     """Return TRAK scores, from randomly projected gradients at the end of training."""
     rerun = retrained.rerun
-    end = retrained.rerun.flat.vector(retrained.outcome.weights)
+    end = rerun.flat.vector(retrained.outcome.weights)
     dimensions = max(1, retrained.train // EXAMPLES_PER_DIMENSION)
     generator = stream("sketch", rerun.seed)
     projection = normal(generator, len(end), dimensions).to(end)
     jacobian: Tensor = jacrev(
         lambda vector: rerun.outputs(vector, retrained.setting.problem.inputs)[:, 0]
     )(end)
+    # φ(x)·(ΦᵀΦ)⁻¹φ(xᵢ) = [φ(x) Φ⁺]ᵢ
     features = jacobian.detach() @ projection
-    solved: Tensor = torch.linalg.pinv(features[: retrained.train])
-    return features[retrained.train :] @ solved * retrained.slopes
+    inverse: Tensor = torch.linalg.pinv(features[: retrained.train])
+    return features[retrained.train :] @ inverse * retrained.slopes
 
 
 READ = ("path.rule=[secant,left]", "path.queries=[query]", *BARE)
@@ -500,7 +501,7 @@ class RemovalScores(AbstractTrial):
             # correlations over groups, between the score of each group and the change
             # of the outputs when training leaves out the group
             scores = all_scores(trained)
-            for who, left in who_leaves(self.groups, trained.train, seed).items():
+            for who, left in left_out_groups(self.groups, trained.train, seed).items():
                 actual = trained.changes_without(left)
                 for name, tau in scores.items():
                     row = {"activation": activation, "left_out": who, "score": name}
@@ -522,13 +523,13 @@ class RemovalScores(AbstractTrial):
             }
 
 
-def who_leaves(
+def left_out_groups(
     groups: int, train: int, seed: int
 ) -> dict[str, Float[Tensor, "group train"]]:
     """Return the groups to leave out: every single example, and random groups of three
     sizes.
 
-    >>> groups = who_leaves(8, 40, seed=0)
+    >>> groups = left_out_groups(8, 40, seed=0)
     >>> {name: (len(left), int(left[0].sum())) for name, left in groups.items()}
     {'one': (40, 1), '5 %': (8, 2), '10 %': (8, 4), '50 %': (8, 20)}
     """
@@ -543,9 +544,9 @@ def who_leaves(
 class ExactnessOfScores(AbstractTrial):
     """The benefit of exact contributions over TracIn, for several kinds of training.
 
-    The rows are those of `RemovalScores` for the settings `base` and one of the
-    `trainings`, which the column `training` names. A kind of training is given by
-    settings, separated by blanks. The rows with `score` = contributions also have
+    Each of the `trainings` is a text of settings, separated by blanks, which are added
+    to `base`. It has the rows of `RemovalScores`, with the text in the column
+    `training`. The rows with `score` = contributions also have
 
         gain    correlation of contributions − correlation of TracIn at every step
 
@@ -577,17 +578,17 @@ def with_gain(rows: Sequence[Row]) -> Rows:
     >>> [row.get("gain") for row in with_gain(rows)]
     [0.25, None, None]
     """
-    tracin = {place(row): row for row in rows if row["score"] == "tracin"}
+    by_labels = {labels_of(row): row for row in rows if row["score"] == "tracin"}
     for row in rows:
-        rival = tracin.get(place(row))
-        if row["score"] == "contributions" and rival is not None:
-            gain = correlation_of(row) - correlation_of(rival)
+        tracin = by_labels.get(labels_of(row))
+        if row["score"] == "contributions" and tracin is not None:
+            gain = correlation_of(row) - correlation_of(tracin)
             yield {**row, "gain": gain}
         else:
             yield row
 
 
-def place(row: Row) -> tuple[Level, Level]:
+def labels_of(row: Row) -> tuple[Level, Level]:
     """Return the labels that the rows of different scores share."""
     return row["activation"], row["left_out"]
 
@@ -662,8 +663,8 @@ class OtherRuns(AbstractTrial):
         trained = retraining([*self.base, *READ_OF_RUNS], seed)
         runs = self.runs(trained)
         added = trained.outcome.matrices.query_contributions("secant")[:, 0]
-        scores = {"effect": would_change(trained), "contributions": -added}
-        for who, left in who_leaves(self.groups, trained.train, seed).items():
+        scores = {"effect": leave_out_effects(trained), "contributions": -added}
+        for who, left in left_out_groups(self.groups, trained.train, seed).items():
             actual = {
                 name: replace(trained, rerun=run).changes_without(left)
                 for name, run in runs.items()
@@ -683,19 +684,9 @@ class OtherRuns(AbstractTrial):
 
     def runs(self, trained: Retraining) -> Mapping[str, Rerun]:
         """Return the four runs of the column `repeated`, by name."""
-        experiment = trained.setting.experiment
+        words = [*self.base, *READ_OF_RUNS]
+        setting = other_setting(words, trained.setting.experiment)
         steps = trained.outcome.steps
-        of_data = (
-            experiment.seed if experiment.data.seed is None else experiment.data.seed
-        )
-        words = [
-            *self.base,
-            *READ_OF_RUNS,
-            f"data.seed={of_data}",
-            f"seed={experiment.seed + FAMILY}",
-            "threads=1",
-        ]
-        setting = prepare(compose(words))
         other = rerun_of(
             setting.experiment, setting.problem, setting.descent.step_size, steps
         )

@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from pydantic import Field
 from torch import Tensor
 
@@ -83,10 +83,8 @@ class RemovalByPhase(NetworkTrial):
             [step_shares(rerun, i, data.test) for i in range(self.removals)]
         )
         known = curves.train.index(1)
-        right = (
-            step for step in range(known, self.steps) if curves.test[step] >= 1 / 2
-        )
-        half = next(right, self.steps)
+        later = range(known, self.steps)
+        half = next((s for s in later if curves.test[s] >= 1 / 2), self.steps)
         ends = {"memorising": known, "waiting": half, "generalising": self.steps}
         return phase_rows(shares, ends, curves.test)
 
@@ -162,9 +160,18 @@ def step_shares(rerun: Rerun, example: int, test: Split) -> Float[Tensor, " step
 def margins(
     rerun: Rerun, weights: Float[Tensor, " weight"], split: Split
 ) -> Float[Tensor, " point"]:
-    """Return the correct output minus the mean of the other outputs."""
-    outputs = rerun.outputs(weights, split.inputs)
-    right = outputs.gather(1, split.target[:, None])[:, 0]
+    return margins_of(rerun.outputs(weights, split.inputs), split.target)
+
+
+def margins_of(
+    outputs: Float[Tensor, "point out"], labels: Int[Tensor, " point"]
+) -> Float[Tensor, " point"]:
+    """Return the correct output minus the mean of the other outputs.
+
+    >>> margins_of(torch.tensor([[3.0, 1.0, 0.0]]), torch.tensor([0])).tolist()
+    [2.5]
+    """
+    right = outputs.gather(1, labels[:, None])[:, 0]
     classes = outputs.shape[1]
     return (right * classes - outputs.sum(1)) / (classes - 1)
 

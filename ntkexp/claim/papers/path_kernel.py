@@ -36,9 +36,9 @@ class MachineError(AbstractQuantity):
 
         bound = max(tolerance, 10 ε Σ|𝒮|/|Σ𝒮|)
 
-    The tolerance comes from the table of kernel machines, ε is the machine epsilon, and
-    𝒮 are the contributions, if the kernel machine is a sum of them. The second term
-    accounts for cancellation in this sum."""
+    The tolerance comes from the table of kernel machines, and ε is the machine epsilon.
+    The second term applies if the kernel machine is a sum of contributions 𝒮, which may
+    cancel."""
 
     machine: str
     split: str = "query"
@@ -189,7 +189,8 @@ class WeightRank(AbstractPathQuantity):
         if self.weight == "coefficient":
             kernel = self.path_kernel(run)[points, 0, :, 0]
             usable = np.abs(kernel) >= MIN_KERNEL_SHARE * np.abs(kernel).max()
-            weights = np.where(usable, weights / np.where(usable, kernel, 1.0), np.nan)
+            divisors = np.where(usable, kernel, 1.0)
+            weights = np.where(usable, weights / divisors, np.nan)
         mean_weights = np.nanmean(np.abs(weights), axis=0)
 
         # ∫|ℓ′ᵢ| dt
@@ -197,10 +198,10 @@ class WeightRank(AbstractPathQuantity):
         times = time_at.reindex(run.kernels["step"].to_numpy()).to_numpy(dtype=float)
         sizes = np.abs(run.kernels["output_gradient"].to_numpy()[:, :, 0])
         areas = np.diff(times)[:, None] * (sizes[1:] + sizes[:-1]) / 2
-        misfit = np.roll(areas.sum(axis=0), self.lag)
+        integrals = np.roll(areas.sum(axis=0), self.lag)
 
         known = np.isfinite(mean_weights)
-        return float(spearman(mean_weights[known, None], misfit[known, None])[0])
+        return float(spearman(mean_weights[known, None], integrals[known, None])[0])
 
 
 Share = Literal[
@@ -335,11 +336,13 @@ def enough(parts: Array, tolerance: float) -> float:
     """
     order = np.argsort(-np.linalg.norm(parts, axis=0), kind="stable")
     sums = parts[:, order].cumsum(axis=1)
-    missed = np.linalg.norm(sums - sums[:, -1:], axis=0)
-    beyond = np.flatnonzero(missed > tolerance * np.linalg.norm(sums[:, -1]))
+    errors = np.linalg.norm(sums - sums[:, -1:], axis=0)
+    too_large = np.flatnonzero(errors > tolerance * np.linalg.norm(sums[:, -1]))
+    # Entry k is the sum of k + 1 columns. One column more than the last one that is too
+    # large suffices.
     count = 1
-    if len(beyond):
-        count = beyond[-1] + 2
+    if len(too_large):
+        count = too_large[-1] + 2
     return float(count / parts.shape[1])
 
 
@@ -428,12 +431,13 @@ class KernelChange(AbstractPathQuantity):
                 f"quantity.along={self.along}: it is no axis of the runs"
                 f"{nearest(self.along, measured.axes)}"
             )
-        one, other = (
-            table[table[self.along] == level] for level in (self.one, self.other)
-        )
+        one = table[table[self.along] == self.one]
+        other = table[table[self.along] == self.other]
         pairs = one.merge(other, on=["runs", "seed", *rest], suffixes=("", "_other"))
-        runs = zip(pairs["run"], pairs["run_other"], strict=True)
-        values = [self.change(*map(measured.known.get, names)) for names in runs]
+        values = [
+            self.change(measured.known.get(first), measured.known.get(second))
+            for first, second in zip(pairs["run"], pairs["run_other"], strict=True)
+        ]
         compared: pd.DataFrame = pairs.assign(value=values)
         return compared
 

@@ -28,7 +28,7 @@ from ntkexp.mistake import Mistake
 from ntkexp.model.functional import function_of, weights_of
 from ntkexp.model.scalar import AbstractScalar
 from ntkexp.records.sweep import Level
-from ntkexp.shapes import Weights
+from ntkexp.shapes import Function, Weights
 from ntkexp.stream import stream
 from ntkexp.text import listed
 
@@ -61,10 +61,14 @@ class ScalarCurve(AbstractTrial):
         finite_largest_at    the x of the maximum of finite
         fastest              the index of the parameter with the largest |∂f(x′)/∂θ|, from 1
 
-    The rows are labelled by `x`; by `place` (observed or elsewhere); by `side` (left or
-    right of `boundary`); by `ascended`, the number of ascent steps on f(x′) before the
-    measurement; and by `start`, which is `given` for the model's own weights, and
-    `drawn` if scatter·N(0, 1) was added."""
+    These columns label the rows:
+
+        x           the point
+        place       observed or elsewhere
+        side        left or right of `boundary`
+        ascended    the number of ascent steps on f(x′) before the measurement
+        start       given: the model's own weights; drawn: these weights + scatter·N(0, 1)
+    """
 
     model: AbstractScalar
     first: Integer = -10
@@ -109,13 +113,9 @@ class ScalarCurve(AbstractTrial):
         the observation x′ in `x`."""
         point = x[here : here + 1]
         kernel = tangent_kernel(module, x, point, weights=weights)[:, 0, 0, 0]
+        finite = finite_step_kernel(module, x, point, self.ascent, weights=weights)
         share = kernel / kernel[here]
-        finite = (
-            finite_step_kernel(module, x, point, self.ascent, weights=weights)[
-                :, 0, 0, 0
-            ]
-            / kernel[here]
-        )
+        finite_share = finite[:, 0, 0, 0] / kernel[here]
 
         # A descent step on (f(x′) − y′)² is an ascent step on f(x′)
         # with η′ = −2η (f(x′) − y′).
@@ -125,12 +125,6 @@ class ScalarCurve(AbstractTrial):
         after = function(ascend(module, point, 1, size, weights=weights), x)[:, 0]
         moved = after - before
 
-        # ∂f(x′)/∂θ
-        gradient = torch.func.grad(lambda weights: function(weights, point).sum())(
-            dict(weights)
-        )
-        slopes = torch.cat([gradient[name].flatten() for name in weights])
-
         # The formula of the kernel: delta·[x = x′] + product·x x′ + constant
         formula = self.product * x[:, 0] * self.observed + self.constant
         formula[here] += self.delta
@@ -139,9 +133,9 @@ class ScalarCurve(AbstractTrial):
             "least_at": x[share.argmin()].item(),
             "largest": share.max().item(),
             "largest_at": x[share.argmax()].item(),
-            "finite_largest_at": x[finite.argmax()].item(),
+            "finite_largest_at": x[finite_share.argmax()].item(),
             "spread": (share.max() - share.min()).item(),
-            "fastest": 1 + int(slopes.abs().argmax()),
+            "fastest": 1 + fastest_parameter(function, weights, point),
         }
         for k, position in enumerate(x[:, 0].tolist()):
             yield {
@@ -150,7 +144,7 @@ class ScalarCurve(AbstractTrial):
                 "side": "left" if position < self.boundary else "right",
                 "kernel": kernel[k].item(),
                 "share": share[k].item(),
-                "finite": finite[k].item(),
+                "finite": finite_share[k].item(),
                 **summary,
                 "before": before[k].item(),
                 "after": after[k].item(),
@@ -158,6 +152,15 @@ class ScalarCurve(AbstractTrial):
                 "wrong_way": float((moved[k] / moved[here]).item() < -ROUNDING),
                 "error": ((kernel[k] - formula[k]).abs() / kernel[here]).item(),
             }
+
+
+def fastest_parameter(function: Function, weights: Weights, point: Tensor) -> int:
+    """Return the index of the parameter with the largest |∂f/∂θ| at a point."""
+    gradient = torch.func.grad(lambda weights: function(weights, point).sum())(
+        dict(weights)
+    )
+    slopes = torch.cat([gradient[name].flatten() for name in weights])
+    return int(slopes.abs().argmax())
 
 
 class FiniteStepPeaks(ScalarCurve):
@@ -225,7 +228,7 @@ class FiniteSteps(NetworkTrial):
         }
         other = tangent_kernel(module, seen, observed, weights=elsewhere)
 
-        def missed(kernel: Tensor, limit: Tensor) -> float:
+        def error(kernel: Tensor, limit: Tensor) -> float:
             return float((kernel - limit).norm() / limit.norm())
 
         # The error is O(η), and the error of the average over ±η is O(η²).
@@ -236,9 +239,9 @@ class FiniteSteps(NetworkTrial):
             )
             yield {
                 "step_size": eta,
-                "error": missed(finite, tangent),
-                "centred_error": missed((finite + back) / 2, tangent),
-                "other_error": missed(finite, other),
+                "error": error(finite, tangent),
+                "centred_error": error((finite + back) / 2, tangent),
+                "other_error": error(finite, other),
             }
 
 
@@ -288,10 +291,10 @@ class Reparametrised(AbstractTrial):
         }
         for spelling, module in spellings.items():
             change = (tangent_kernel(module, x) - kernel).norm() / kernel.norm()
-            missed = (module(x).detach() - outputs).norm() / outputs.norm()
+            change_of_outputs = (module(x).detach() - outputs).norm() / outputs.norm()
             yield {
                 "spelling": spelling,
-                "outputs": missed.item(),
+                "outputs": change_of_outputs.item(),
                 "change": change.item(),
             }
 
@@ -411,17 +414,9 @@ def curve(judged: JudgedClaim, look: str = MAIN) -> ScalarCurve:
 
 
 def given(judged: JudgedClaim, look: str = MAIN) -> pd.DataFrame:
-    """Return the rows at the model's own weights, before any ascent.
-
-    These rows are the same for every seed, so return the rows of one seed.
-    """
-    rows = judged.rows("x", "share", "finite", "before", "after", look=look)
-    chosen = (
-        (rows["start"] == "given")
-        & (rows["ascended"] == 0)
-        & (rows["seed"] == rows["seed"].min())
-    )
-    curve: pd.DataFrame = rows.loc[chosen].sort_values("x").reset_index(drop=True)
+    """Return the rows at the model's own weights, before any ascent."""
+    rows = ascents(judged, look)
+    curve: pd.DataFrame = rows[rows["ascended"] == 0].reset_index(drop=True)
     return curve
 
 
@@ -500,18 +495,16 @@ class ScalarTraining(AbstractPicture):
         )
 
 
-def ascents(judged: JudgedClaim) -> pd.DataFrame:
+def ascents(judged: JudgedClaim, look: str = MAIN) -> pd.DataFrame:
     """Return the rows of the trials that started from the model's own weights, for
     every number of ascent steps.
 
     These rows are the same for every seed, so return the rows of one seed.
     """
-    rows = judged.rows("x", "share", "before", "ascended")
+    rows = judged.rows("x", "share", "finite", "before", "after", look=look)
     chosen = (rows["start"] == "given") & (rows["seed"] == rows["seed"].min())
-    curves: pd.DataFrame = (
-        rows.loc[chosen].sort_values(["ascended", "x"]).reset_index(drop=True)
-    )
-    return curves
+    curves: pd.DataFrame = rows.loc[chosen].sort_values(["ascended", "x"])
+    return curves.reset_index(drop=True)
 
 
 def changed_range(rows: pd.DataFrame) -> str:
@@ -519,10 +512,8 @@ def changed_range(rows: pd.DataFrame) -> str:
     and the most ascent steps, as text."""
     first = rows["ascended"].min()
     last = rows["ascended"].max()
-    before, after = (
-        rows.loc[rows["ascended"] == steps, "share"] for steps in (first, last)
-    )
-    ranges = [
-        f"{spelled(share.min())} … {spelled(share.max())}" for share in (before, after)
-    ]
+    ranges = []
+    for steps in (first, last):
+        share = rows.loc[rows["ascended"] == steps, "share"]
+        ranges.append(f"{spelled(share.min())} … {spelled(share.max())}")
     return f"From {first} to {last} steps, the kernel goes from a range of {ranges[0]} to {ranges[1]}"

@@ -153,9 +153,9 @@ class FirstOutputs(AbstractEnsembles):
         covariance_ratio   Σ E f(x)f(x′) 𝒢(x, x′)/Σ 𝒢(x, x′)²        1 at every width; pairs x ≠ x′
         excess_kurtosis    mean_x E f(x)⁴/(E f(x)²)² − 3             ∝ 1/width
 
-    With one hidden layer, the excess kurtosis is 3 Var(v)/(E v)²/width. Here v is the
-    contribution of one hidden unit to the variance of f, as a function of the unit's
-    random input weights."""
+    With one hidden layer, f is Gaussian for fixed input weights. Its variance is a mean
+    of independent v, one per hidden unit, so the excess kurtosis is
+    3 Var(v)/(E v)²/width."""
 
     model: AbstractLayered
     widths: tuple[Count, ...] = Field((4, 8, 16, 32), min_length=2)
@@ -231,6 +231,7 @@ class OutputsInTraining(AbstractEnsembles):
         x = torch.cat([data.train.inputs, data.test.inputs[: self.points]])
         learned = targets(data, Squared())[:train]
         limit = self.limit_kernels(x[:train]).ntk
+        # `fraction` · 2/λ_max(K_∞)
         size = self.fraction * 2 / float(torch.linalg.eigvalsh(limit)[-1])
         training = train_all_layers(x, learned, size, max(self.times))
 
@@ -240,14 +241,13 @@ class OutputsInTraining(AbstractEnsembles):
                 for time, of_time in training.outputs_at(self.times, networks).items()
             }
             first = outputs[min(outputs)].var(0, correction=0).mean()
-            for time, found in outputs.items():
-                left = float((found.var(0, correction=0).mean() / first).sqrt())
-                kurtosis = excess_kurtosis(found - found.mean(0))
+            for time, f in outputs.items():
+                variance = f.var(0, correction=0).mean()
                 yield {
                     "width": width,
                     "steps": time,
-                    "excess_kurtosis": kurtosis,
-                    "remaining": left,
+                    "excess_kurtosis": excess_kurtosis(f - f.mean(0)),
+                    "remaining": float((variance / first).sqrt()),
                 }
 
 
@@ -307,11 +307,10 @@ class SummedOutputs(NetworkTrial):
             network = network_of_width(width, self.model, self.init, task, generator)
             kernel = tangent_kernel(network, x, x)
             # k, and K − k ⊗ 1
-            summed = kernel.sum((1, 3)) / self.outputs
-            apart = kernel - torch.einsum(
-                "xy,cd->xcyd", summed, torch.eye(self.outputs).to(summed)
-            )
-            yield {"width": width, "error": float(apart.norm() / kernel.norm())}
+            k = kernel.sum((1, 3)) / self.outputs
+            identity = torch.eye(self.outputs).to(k)
+            rest = kernel - torch.einsum("xy,cd->xcyd", k, identity)
+            yield {"width": width, "error": float(rest.norm() / kernel.norm())}
 
 
 class KernelMovement(NetworkTrial):
@@ -358,18 +357,16 @@ class KernelMovement(NetworkTrial):
                 networks
             )
 
-            # ‖K_T − K_0‖²/‖K_0‖², and the error on test points
-            moved = (after.tangent_kernels(x) - before).square().sum(
-                (1, 2)
-            ) / before.square().sum((1, 2))
+            # √(E ‖K_T − K_0‖²/‖K_0‖²), and the error on test points
+            change = (after.tangent_kernels(x) - before).square().sum((1, 2))
+            relative = change / before.square().sum((1, 2))
             with torch.no_grad():
-                missed = after.outputs(points)[:, len(x) :] - truth
-            error = float(missed.square().mean() / truth.square().mean())
-            movement = float(moved.mean().sqrt())
+                residual = after.outputs(points)[:, len(x) :] - truth
+            error = float(residual.square().mean() / truth.square().mean())
             yield {
                 "width": width,
                 "alpha": alpha,
-                "movement": movement,
+                "movement": float(relative.mean().sqrt()),
                 "test_error": error,
             }
 
@@ -453,23 +450,22 @@ def regression_gaps(
     train = len(training.targets)
     with torch.no_grad():
         start = networks.outputs(training.inputs)
-    regressed = dict.fromkeys(kernels, start)
-    moved = 0.0
-    missed = dict.fromkeys(kernels, 0.0)
+    regressed = dict.fromkeys(kernels, start)  # f̂
+    change = 0.0  # Σ (f_t − f_0)²
+    errors = dict.fromkeys(kernels, 0.0)  # Σ (f_t − f̂_t)²
     course = training.course(networks)
     next(course)
     for trained in course:
         with torch.no_grad():
             outputs = trained.outputs(training.inputs)
-        moved += float((outputs - start)[:, train:].square().sum())
+        change += float((outputs - start)[:, train:].square().sum())
         for name, kernel in kernels.items():
             # f̂ ← f̂ − η K (f̂(X) − y)
-            here = regressed[name]
-            regressed[name] = here - training.size / training.divisor * kernel @ (
-                here[:, :train] - training.targets
-            )
-            missed[name] += float((outputs - regressed[name])[:, train:].square().sum())
-    return {name: (far / moved) ** 0.5 for name, far in missed.items()}
+            residual = regressed[name][:, :train] - training.targets
+            step = training.size / training.divisor * kernel @ residual
+            regressed[name] = regressed[name] - step
+            errors[name] += float((outputs - regressed[name])[:, train:].square().sum())
+    return {name: (error / change) ** 0.5 for name, error in errors.items()}
 
 
 class EnsembleBesideProcesses(AbstractTrial):
@@ -497,12 +493,9 @@ class EnsembleBesideProcesses(AbstractTrial):
         experiment = compose(
             [*self.words, f"seed={seed * self.networks}", f"data.seed={seed}"]
         )
-        given = problem(experiment)
-        found = comparisons(
-            ensemble(experiment, given, self.networks, lambda name, done: None),
-            given.train,
-        )
-        for row in found:
+        learned = problem(experiment)
+        networks = ensemble(experiment, learned, self.networks, lambda name, done: None)
+        for row in comparisons(networks, learned.train):
             reason = f"all {row.among} points are pinned by examples"
             yield {
                 "networks": row.networks,
@@ -552,7 +545,9 @@ class ChangeByWidth(AbstractPicture):
         """Describe the fitted exponent of the last line."""
         panel, lines = list(self.panels.items())[-1]
         exponent = self.law(self.rows(judged), list(lines.values())[-1]).exponent.value
-        near, far = ("1/n", "1/√n") if exponent < -0.75 else ("1/√n", "1/n")
+        near, far = "1/√n", "1/n"
+        if exponent < -0.75:  # nearer to −1 than to −1/2
+            near, far = far, near
         return (
             f"The change of the {panel} goes as n to the power {number(exponent)}, "
             f"nearer to {near} than to {far}"

@@ -135,7 +135,7 @@ def law_in_words(fitted: Fitted, law: PowerLaw) -> str:
 
     seeds = counted(law.seeds, "seed")
     if law.units != law.seeds:
-        seeds = f"{law.seeds} seeds, put together as {law.units}"
+        seeds = f"{law.seeds} seeds in {law.units} groups"
     interval = f"{seeds}, no interval"
     if exponent.known:
         interval = (

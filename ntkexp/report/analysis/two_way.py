@@ -111,8 +111,8 @@ def two_way_variance(
     if weight > 0:
         covariance = max(0.0, float(products / weight * overlap[pairs].mean()))  # C
 
-    # ν = (A + C)²/(A²/(S − 1) + B²/(shared examples − 1)). B is C before the variance
-    # of ε is subtracted (in `products`).
+    # ν = (A + C)²/(A²/(S − 1) + B²/(E − 1)) for E shared examples. B estimates C plus
+    # the part of ε, as mean squares do: B = C + Σ (p_se r_se)²/S².
     shared = int((present.sum(0) > 1).sum())
     uncertainty = between**2 / (seeds - 1)
     if shared > 1 and covariance:

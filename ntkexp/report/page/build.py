@@ -636,26 +636,6 @@ def claim_view(
     exhibit = read_exhibit(record.path)
     # add the size, so that titles are unique on the page
     title = record.name if record.size == "default" else f"{record.name}, {record.size}"
-    looks = [(LOOK_NAMES.get(name, name), look) for name, look in record.looks.items()]
-    rows = [
-        (
-            name,
-            look.verdict,
-            look.figure,
-            look.low,
-            look.high,
-            seeds(look),
-            look.draws,
-            look.expected,
-        )
-        for name, look in looks
-    ]
-    notes = [f"{name}: {look.note}." for name, look in looks if look.note]
-    for look, name in LOOK_NAMES.items():
-        sentence = outlook(record, look)
-        if sentence:
-            notes.append(f"{name}: {sentence}.")
-
     picture = show_file(
         record.path / PICTURE,
         record.name,
@@ -681,15 +661,43 @@ def claim_view(
         "published": published_table(
             exhibit, anchor, f"{title}, by the protocol of {record.source}"
         ),
-        "looks": format_html(
-            tabulate(LOOK_COLUMNS, rows, ("figure", "low", "high")),
-            f"looks-{anchor}",
-            f"Looks at {title}",
-        ),
-        "notes": notes,
+        "looks": looks_table(record, anchor, f"Looks at {title}"),
+        "notes": claim_notes(record),
         "attempts": [describe_attempt(one, one is attempts[-1]) for one in attempts],
         "files": [(name, link(record.path / name, folder)) for name in files],
     }
+
+
+def looks_table(record: ClaimRecord, anchor: str, caption: str) -> PageTable:
+    rows = [
+        (
+            LOOK_NAMES.get(name, name),
+            look.verdict,
+            look.figure,
+            look.low,
+            look.high,
+            seeds(look),
+            look.draws,
+            look.expected,
+        )
+        for name, look in record.looks.items()
+    ]
+    table = tabulate(LOOK_COLUMNS, rows, ("figure", "low", "high"))
+    return format_html(table, f"looks-{anchor}", caption)
+
+
+def claim_notes(record: ClaimRecord) -> list[str]:
+    """Return the notes of all looks, and the seeds that undecided looks need."""
+    notes = [
+        f"{LOOK_NAMES.get(name, name)}: {look.note}."
+        for name, look in record.looks.items()
+        if look.note
+    ]
+    for look, name in LOOK_NAMES.items():
+        sentence = outlook(record, look)
+        if sentence:
+            notes.append(f"{name}: {sentence}.")
+    return notes
 
 
 def published_table(exhibit: Exhibit, anchor: str, caption: str) -> PageTable | None:

@@ -34,15 +34,15 @@ from ntkexp.report.plots.examples import (
     COLOURS_IN_WORDS,
     MAX_BAR_LETTERS,
     MAX_BARS,
+    MAX_LABEL_LETTERS,
     bars_height,
     draw_when,
-    fitting,
     named_bars,
     sums_so_far,
 )
 from ntkexp.report.plots.style import NARROW, Style, style_of_user
 from ntkexp.report.top_examples import FindExample
-from ntkexp.text import numbered
+from ntkexp.text import fitting, numbered
 
 THUMBNAIL_POINTS = 15  # largest height of an image next to a bar
 THUMBNAIL_SHARE = 0.9  # of the height of a row
@@ -117,13 +117,10 @@ class AttributionPlots:
         labels = [str(label) for label in parts["example"].to_numpy()]
         names = []
         for place, shown in zip(order, examples, strict=True):
-            is_text = (
-                shown is not None and shown.text and shown.shown.dtype.kind not in "fc"
-            )
-            words = f" {shown.text}" if shown is not None and is_text else ""
-            names.append(
-                fitting(f"{numbered(place, labels[place])}{words}", MAX_BAR_LETTERS)
-            )
+            name = numbered(place, labels[place])
+            if shown is not None and shown.text and shown.shown.dtype.kind not in "fc":
+                name = f"{name} {shown.text}"
+            names.append(fitting(name, MAX_BAR_LETTERS))
         canvas = Canvas(ax, title)
         with style_of_user(style, is_house=ax is None):
             height = bars_height(len(order))
@@ -232,7 +229,7 @@ class AttributionPlots:
         number = f"query {self.arrays['query'].to_numpy()[query]}"
         if shown is None or not shown.name or shown.name == number:
             return number
-        return f"{number} ({fitting(shown.name)})"
+        return f"{number} ({fitting(shown.name, MAX_LABEL_LETTERS)})"
 
 
 def draw_thumbnails(axes: Axes, images: Sequence[NDArray[Any] | None]) -> None:

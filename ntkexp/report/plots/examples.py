@@ -19,9 +19,7 @@ from matplotlib.image import AxesImage
 from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 
-from ntkexp.records.contributions import (
-    LeaveOut,
-)
+from ntkexp.records.contributions import LeaveOut
 from ntkexp.report.breakdown import BreakdownEntry
 from ntkexp.report.examples import Example, image_pixels, unit_range
 from ntkexp.report.explain import Explanation
@@ -44,7 +42,7 @@ from ntkexp.report.plots.style import (
     house_style,
     name_ends,
 )
-from ntkexp.text import percent, short
+from ntkexp.text import fitting, percent, short
 
 # --- Queries, each with the training examples that have the largest contributions.
 
@@ -86,17 +84,6 @@ def draw(rows: list[Explained], canvas: Canvas | None = None) -> Figure:
     return canvas.figure
 
 
-def fitting(name: str, longest: int = MAX_LABEL_LETTERS) -> str:
-    """Shorten a name so that it fits below an image.
-
-    >>> fitting("boot"), fitting("ankle boot (left)")
-    ('boot', 'ankle boot…')
-    """
-    if len(name) <= longest:
-        return name
-    return f"{name[: longest - 1]}…"
-
-
 def pictures(rows: list[Explained], canvas: Canvas) -> None:
     """Draw a row for each query: its image, then its top examples
     with their contributions."""
@@ -107,9 +94,7 @@ def pictures(rows: list[Explained], canvas: Canvas) -> None:
         page, EXAMPLES_X, "training examples: name, and what they added to the output"
     )
     for down, row in enumerate(rows):
-        bottom = (
-            height - TITLE_PIXELS - ROW_PIXELS * (down + 1) + ROW_PIXELS - IMAGE_PIXELS
-        )
+        bottom = height - TITLE_PIXELS - ROW_PIXELS * down - IMAGE_PIXELS
         # the labels: the class (with its phase if that fits), the role of the query,
         # and the query's output
         name = row.point.label
@@ -217,7 +202,7 @@ def bar_label(shown: Example) -> str:
         return f"{shown.label}  #{shown.index}"
     if not shown.text:
         return shown.label
-    return f"{fitting(shown.text)}  {shown.label}"
+    return f"{fitting(shown.text, MAX_LABEL_LETTERS)}  {shown.label}"
 
 
 def ink(value: float) -> str:
@@ -272,7 +257,7 @@ def row(explanation: Explanation) -> Explained:
 
 def labelled(example: Example) -> Example:
     """Return the example with a name that fits below its image."""
-    return replace(example, name=fitting(example.name))
+    return replace(example, name=fitting(example.name, MAX_LABEL_LETTERS))
 
 
 def answer(explanations: Sequence[Explanation]) -> tuple[str, str]:
@@ -307,7 +292,7 @@ def picture_beside(explanation: Explanation) -> Picture:
     """Draw the contributions of the strongest examples,
     and their leave-out effects, if known."""
     parts = explanation.parts[:MAX_BARS]
-    shown = [replace(part.example, name=fitting(part.example.name)) for part in parts]
+    shown = [labelled(part.example) for part in parts]
     names = [
         f"#{part.index} {part.label}" if part.text is None else part.label
         for part in shown
@@ -340,7 +325,8 @@ def shares(entry: BreakdownEntry) -> Picture:
     """Draw the shares of the removed examples in the change of the output,
     and the total change."""
     order = strongest_first(entry.shares)[:MAX_BARS]
-    names = [*(fitting(entry.names[k]) for k in order), "all of them"]
+    names = [fitting(entry.names[k], MAX_LABEL_LETTERS) for k in order]
+    names.append("all of them")
     values = np.array([*(float(entry.shares[k]) for k in order), entry.actual])
     caption = ""
     with house_style():
@@ -441,21 +427,7 @@ SCALED = "Changes are divided by the root mean square of each removal's actual c
 def checked(retrained: LeaveOut, agreement: Agreement) -> Picture:
     """Draw predicted against actual changes of the outputs, with a dot for each
     removal, query and output."""
-    rows = []
-    for k, removal in enumerate(retrained.removals):
-        pairs = zip(
-            retrained.predicted[k].ravel(), retrained.actual[k].ravel(), strict=True
-        )
-        for predicted, actual in pairs:
-            if np.isfinite(predicted):
-                left_out = len(removal.examples)
-                rows.append((k, removal.influential, left_out, predicted, actual))
-    columns = ["removal", "influential", "left_out", "predicted", "actual"]
-    table = pd.DataFrame(rows, columns=columns)
-    # Divide the changes of each removal by the root mean square of its actual changes, as
-    # the correlation in `agreement` does. So all removals have the same weight.
-    scales = removal_scales(retrained, ~np.isnan(retrained.predicted))
-    table["scale"] = scales[table["removal"].to_numpy(dtype=int)]
+    table = changes_of(retrained)
     drawn = table[table["scale"] > 0]
     is_influential = table["influential"].astype(bool)
     others = "random examples" if is_influential.any() else "each example by itself"
@@ -486,6 +458,24 @@ def checked(retrained: LeaveOut, agreement: Agreement) -> Picture:
             title = f"Predicted changes correlate {agreement.correlation:.2f} with retrainings"
         figure = canvas.finish(title, f"{agreement.sentence}. {SCALED}")
     return Picture("checked", figure, table)
+
+
+def changes_of(retrained: LeaveOut) -> pd.DataFrame:
+    """Return a row for each predicted change. The column `scale` is the root mean
+    square of the actual changes of the removal, as in `report.leave_out`."""
+    rows = []
+    for k, removal in enumerate(retrained.removals):
+        pairs = zip(
+            retrained.predicted[k].ravel(), retrained.actual[k].ravel(), strict=True
+        )
+        for predicted, actual in pairs:
+            if np.isfinite(predicted):
+                left_out = len(removal.examples)
+                rows.append((k, removal.influential, left_out, predicted, actual))
+    columns = ["removal", "influential", "left_out", "predicted", "actual"]
+    table = pd.DataFrame(rows, columns=columns)
+    scales = removal_scales(retrained, ~np.isnan(retrained.predicted))
+    return table.assign(scale=scales[table["removal"].to_numpy(dtype=int)])
 
 
 BAR_INCHES = 0.17  # height of a bar

@@ -163,21 +163,21 @@ def shade(k: int, count: int) -> str:
 
 
 def hashed_colour(name: str) -> str:
-    """Choose one of the colours that the digest of a name encodes: the first that
-    differs visibly from all fixed colours.
+    """Choose one of 16 colours, which the bytes of a digest of the name give: the first
+    that differs visibly from all fixed colours.
 
     >>> hashed_colour("my_machine") == hashed_colour("my_machine") != hashed_colour("your_machine")
     True
     """
-    taken = [to_rgb(other) for other in (*COLOUR.values(), BLACK, PALE)]
-    colours = []
-    for hue, saturation in zip(
-        *[iter(sha256(name.encode()).digest())] * 2, strict=True
-    ):
-        colours.append(with_luminance(hue / 256, 0.5 + saturation / 512))
+    fixed = [to_rgb(other) for other in (*COLOUR.values(), BLACK, PALE)]
+    digest = sha256(name.encode()).digest()
+    colours = [
+        with_luminance(hue / 256, 0.5 + saturation / 512)
+        for hue, saturation in zip(digest[::2], digest[1::2], strict=True)
+    ]
 
     def distance(colour: tuple[float, float, float]) -> float:
-        return min(APART, *(dist(colour, other) for other in taken))
+        return min(APART, *(dist(colour, other) for other in fixed))
 
     return to_hex(max(colours, key=distance))
 
@@ -313,10 +313,8 @@ LONGEST_TITLE = 60
 CAPTION_MARGIN_INCHES = 0.06
 POINTS_PER_INCH = 72
 # mean width of a letter, relative to the size of the font
-BOLD_LETTER, SMALL_LETTER = (
-    0.643,
-    0.54,
-)
+BOLD_LETTER = 0.643
+SMALL_LETTER = 0.54
 CAPTION_SPACING = 1.35  # distance of lines, relative to the size of the font
 
 

@@ -25,9 +25,14 @@ from ntkexp.report.parts import (
 )
 from ntkexp.report.plots import examples
 from ntkexp.report.plots.canvas import Canvas
-from ntkexp.report.plots.examples import TOP, Explained, fitting, spell_prediction
+from ntkexp.report.plots.examples import (
+    MAX_LABEL_LETTERS,
+    TOP,
+    Explained,
+    spell_prediction,
+)
 from ntkexp.report.run import Run, blocks, outputs_of
-from ntkexp.text import percent, short
+from ntkexp.text import fitting, percent, short
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -131,7 +136,7 @@ def labelled(run: Run, split: str, k: int) -> Example:
     name = shown.name
     if not len(run.data["classes"]):
         name = name.replace("-", "−")
-    return replace(shown, name=fitting(name))
+    return replace(shown, name=fitting(name, MAX_LABEL_LETTERS))
 
 
 def answer(parts: xr.DataArray, attributes: dict[str, Any]) -> tuple[str, str]:

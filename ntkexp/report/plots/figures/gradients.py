@@ -21,11 +21,10 @@ from numpy.typing import NDArray
 
 from ntkexp.report.examples import example
 from ntkexp.report.plots.canvas import Canvas
-from ntkexp.report.plots.examples import fitting
 from ntkexp.report.plots.figures.path_kernel import read as read_path_kernel
 from ntkexp.report.plots.style import BLACK, BLUE, GREY, NARROW, ORANGE, End, name_ends
 from ntkexp.report.run import Run
-from ntkexp.text import short
+from ntkexp.text import fitting, short
 
 MAX_STATIONS = 4  # largest number of steps with drawn gradients
 HEIGHT_INCHES = 0.9  # length of the longest drawn gradient

@@ -27,41 +27,26 @@ def draw(run: Run, canvas: Canvas) -> Figure | None:
         return None
     # move controls to the end; the stable sort keeps the order of all other rows
     rows.sort(key=lambda row: row.control)
-    names = list(dict.fromkeys((row.machine, row.detail) for row in rows))
-    exact = {id(row): likeness(row) is Likeness.EXACT for row in rows}
     controls = {row.machine for row in rows if row.control}
-    heights = dict(
-        zip(names, rows_of([machine in controls for machine, _ in names]), strict=True)
-    )
+    names = list(dict.fromkeys((row.machine, row.detail) for row in rows))
+    places = rows_of([machine in controls for machine, _ in names])
+    heights = dict(zip(names, places, strict=True))
     size = (NARROW, 1.55 + 0.19 * len(names))
-    others = [row.relative_error or 0.0 for row in rows if not exact[id(row)]]
-    rounding = [row.relative_error or 0.0 for row in rows if exact[id(row)]]
+    others = [row.relative_error or 0.0 for row in rows if not is_exact(row)]
+    rounding = [row.relative_error or 0.0 for row in rows if is_exact(row)]
     panels = ErrorPanels.of(canvas, size, others, rounding)
     for row in rows:
         panels.plot(
             row.relative_error or 0.0,
             heights[row.machine, row.detail],
             MARKER.get(row.split, "o"),
-            is_exact=exact[id(row)],
+            is_exact=is_exact(row),
             color=colour(row.machine),
             markersize=4,
             alpha=0.8,
         )
-
-    # the errors on the main split, to the right of the axes
     main = main_split(rows)
-    on_main = {
-        (row.machine, row.detail): row.relative_error
-        for row in rows
-        if row.split == main
-    }
-    numbers = [short(on_main.get(name)) for name in names]
-    machines = [machine for machine, _ in names]
-    panels.name_rows(machines, list(heights.values()), numbers, f"{main} error")
-    for row in rows:
-        if row.control and row.split == main and exact[id(row)]:
-            place = (0, heights[row.machine, row.detail])
-            write(panels.axes, "by construction", place, color=GREY)
+    name_rows(panels, [row for row in rows if row.split == main], heights, main)
 
     splits = [split for split in MARKER if any(row.split == split for row in rows)]
     if not canvas.is_new:  # the caption of a new figure explains the markers
@@ -73,6 +58,28 @@ def draw(run: Run, canvas: Canvas) -> Figure | None:
     return canvas.finish(
         title(run.ladder), caption(splits, main, has_controls=bool(controls))
     )
+
+
+def is_exact(row: Result) -> bool:
+    return likeness(row) is Likeness.EXACT
+
+
+def name_rows(
+    panels: ErrorPanels,
+    rows: list[Result],
+    heights: dict[tuple[str, str], int],
+    split: str,
+) -> None:
+    """Write the names of the kernel machines on the left, and their errors on the main
+    split on the right. `rows` are the rows of this split."""
+    errors = {(row.machine, row.detail): row.relative_error for row in rows}
+    numbers = [short(errors.get(name)) for name in heights]
+    machines = [machine for machine, _ in heights]
+    panels.name_rows(machines, list(heights.values()), numbers, f"{split} error")
+    for row in rows:
+        if row.control and is_exact(row):
+            place = (0, heights[row.machine, row.detail])
+            write(panels.axes, "by construction", place, color=GREY)
 
 
 def caption(splits: list[str], main: str, *, has_controls: bool) -> str:

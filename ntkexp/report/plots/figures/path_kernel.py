@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 from ntkexp.records.contributions import explained_rule
 from ntkexp.report.plots.canvas import Canvas
-from ntkexp.report.plots.examples import fitting
+from ntkexp.report.plots.examples import MAX_LABEL_LETTERS
 from ntkexp.report.plots.style import BLACK, NARROW, brief
 from ntkexp.report.run import Run
-from ntkexp.text import short, shown_name
+from ntkexp.text import fitting, short, shown_name
 
 Array: TypeAlias = NDArray[np.float64]
 # maximum number of pixels per axis; more examples are averaged in blocks
@@ -39,9 +39,9 @@ def read(run: Run) -> tuple[Array, NDArray[np.int64]] | None:
         return None
     blocks = run.kernels[f"path_{rule}"].isel(query=run.points["train"]).to_numpy()
     # the outputs that `path.outputs` selected
-    read = np.isfinite(blocks).all(axis=(0, 2, 3))
-    kernel = np.einsum("qcmc->qm", blocks[:, read][..., read])
-    if not kernel.size or not read.any():
+    selected = np.isfinite(blocks).all(axis=(0, 2, 3))
+    kernel = np.einsum("qcmc->qm", blocks[:, selected][..., selected])
+    if not kernel.size or not selected.any():
         return None
     target = run.data["train_target"]
     if not len(run.data["classes"]):
@@ -55,7 +55,10 @@ def draw(run: Run, canvas: Canvas) -> Figure | None:
         return None
     kernel, order = kernel_and_order
     target = run.data["train_target"]
-    classes = [fitting(shown_name(str(name))) for name in run.data["classes"]]
+    classes = [
+        fitting(shown_name(str(name)), MAX_LABEL_LETTERS)
+        for name in run.data["classes"]
+    ]
     axes = canvas.panels((NARROW, 3.2))[0, 0]
     if canvas.is_new:
         # leave a margin, because tick labels of the colour bar may get a digit longer

@@ -54,15 +54,14 @@ def draw(run: Run, canvas: Canvas) -> Figure | None:
         )
     for axes in panels[len(machines) :]:
         axes.set_axis_off()
-    for axes in panels[len(machines) - across : len(machines)]:
-        # the lowest panel of each column has tick labels
+    lowest = panels[len(machines) - across : len(machines)]  # of each column
+    for axes in lowest:
         axes.tick_params(labelbottom=True)
-    names = [str(name).replace("_", "-") for name in run.data.get(OUT_NAME, ["output"])]
-    what = names[0] if len(names) == 1 else "measure"
-    for axes in panels[len(machines) - across : len(machines)]:
         axes.set_xlabel("network")
     for axes in panels[::across]:
         axes.set_ylabel("kernel machine")
+    names = [str(name).replace("_", "-") for name in run.data.get(OUT_NAME, ["output"])]
+    what = names[0] if len(names) == 1 else "measure"
     sentence = ladder_sentence(run.ladder, diverged=run.diverged).rstrip(".")
     has_training = learned.stop > learned.start
     dots = f"{what}, training examples in grey" if has_training else what

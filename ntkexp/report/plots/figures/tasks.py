@@ -13,7 +13,6 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from ntkexp.report.plots.canvas import Canvas
-from ntkexp.report.plots.examples import fitting
 from ntkexp.report.plots.style import (
     GREY,
     NARROW,
@@ -24,7 +23,7 @@ from ntkexp.report.plots.style import (
     name_ends,
 )
 from ntkexp.report.run import Run
-from ntkexp.text import percent, short
+from ntkexp.text import fitting, percent, short
 
 MAX_TASK_LETTERS = 16
 
