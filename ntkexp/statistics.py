@@ -125,7 +125,7 @@ class Spectrum:
         rounding = len(self.values) * torch.finfo(self.values.dtype).eps * largest
         return largest / smallest if smallest > rounding else float("inf")
 
-    def share(self, vectors: Float[Tensor, "entry *vector"], top: int) -> float:
+    def share(self, vectors: Float[Tensor, " entry *vector"], top: int) -> float:
         """Return the fraction of Σ‖v‖² in the span of the
         `top` leading eigenvectors."""
         coordinates = self.modes[:, :top].mH @ vectors

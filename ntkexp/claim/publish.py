@@ -79,9 +79,7 @@ from ntkexp.records.register import (
     refuse_second_choice,
     same_outcome,
 )
-from ntkexp.report.claims import (
-    claim_family,
-)
+from ntkexp.report.claims import ClaimFamily, claim_family
 from ntkexp.report.tables import format_csv
 from ntkexp.text import counted, printable
 

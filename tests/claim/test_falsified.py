@@ -14,8 +14,9 @@ import yaml
 
 from ntkexp.claim.conduct import circumstances, plan_claim, register_claim
 from ntkexp.claim.publication import PAGE, SUMS, VERDICTS_FILE, files_of, write_digests
-from ntkexp.claim.publish import check, page, publish, published_record
+from ntkexp.claim.publish import check, publish, published_record
 from ntkexp.claim.read import read_claim
+from ntkexp.claim.verdicts_page import page
 from ntkexp.cli.claims import registered
 from ntkexp.config.compose import Composer
 from ntkexp.mistake import Mistake
