@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import TypeGuard
 
 import numpy as np
 import pandas as pd
@@ -127,12 +128,13 @@ def levels_in_order(sweep: Sweep, key: str) -> list[Level]:
     """Return the values of a swept key as they are drawn: numbers in ascending order,
     other values in the order of the sweep."""
     levels = list(sweep.axes[key])
-    if all(is_number(level) for level in levels):
-        levels.sort(key=float)
-    return levels
+    numbers = [float(level) for level in levels if is_number(level)]
+    if len(numbers) < len(levels):
+        return levels
+    return [levels[k] for k in np.argsort(numbers)]
 
 
-def is_number(level: Level) -> bool:
+def is_number(level: Level) -> TypeGuard[int | float]:
     return isinstance(level, int | float) and not isinstance(level, bool)
 
 
