@@ -286,9 +286,12 @@ def tiles(runs: Sequence[Run]) -> list[ReportTile]:
     and the accuracy.
 
     The error of a run is its largest error over all splits. If there are several runs,
-    a tile shows the median over runs."""
+    a tile shows the median over the runs that did not diverge, or over all runs if all
+    diverged."""
     found = []
-    over_runs = "median over runs" if len(runs) > 1 else "largest over splits"
+    has_several = len(runs) > 1
+    if has_several:
+        runs = [run for run in runs if not run.diverged] or runs
     for machine, label in TILE_MACHINES.items():
         standings = [standing(run.ladder, machine) for run in runs]
         compared = [one for one in standings if one.likeness in COMPARED]
@@ -298,12 +301,15 @@ def tiles(runs: Sequence[Run]) -> list[ReportTile]:
         if exact == len(compared):
             worst = short(max(one.error for one in compared))
             count = (
-                f"{exact} of {counted(len(runs), 'network')}, " if len(runs) > 1 else ""
+                f"{exact} of {counted(len(runs), 'network')}, " if has_several else ""
             )
             found.append(ReportTile(label, "exact", f"{count}to {worst}"))
         else:
             middle = statistics.median(one.error for one in compared)
-            found.append(ReportTile(label, f"{percent(middle)} off", over_runs))
+            note = "largest over splits"
+            if has_several:
+                note += f", median over {counted(len(compared), 'run')}"
+            found.append(ReportTile(label, f"{percent(middle)} off", note))
     accuracies = [
         run.metrics["accuracy_query"].iloc[-1]
         for run in runs
@@ -312,9 +318,9 @@ def tiles(runs: Sequence[Run]) -> list[ReportTile]:
     known = [float(accuracy) for accuracy in accuracies if math.isfinite(accuracy)]
     if known:
         note = (
-            "of the network at queries"
-            if len(runs) == 1
-            else "of networks at queries, median"
+            "of networks at queries, median"
+            if has_several
+            else "of the network at queries"
         )
         found.append(ReportTile("accuracy", percent(statistics.median(known)), note))
     return found

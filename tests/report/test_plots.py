@@ -23,7 +23,7 @@ from ntkexp.config.compose import compose
 from ntkexp.ensemble import Comparison
 from ntkexp.mistake import Mistake, WrongArgument
 from ntkexp.records.results import MACHINE, Result, Seconds, at_points, write_timings
-from ntkexp.records.sweep import Fit, Sweep, SweepRun, read_sweep
+from ntkexp.records.sweep import Fit, Level, Sweep, SweepRun, read_sweep
 from ntkexp.report.analysis.laws import Fitted
 from ntkexp.report.analysis.power_law import power_law
 from ntkexp.report.analysis.tables import Analysis, analyse
@@ -44,6 +44,7 @@ from ntkexp.report.plots.style import (
     NARROW,
     PALE,
     WIDE,
+    colour,
     house_style,
     luminance,
     spread,
@@ -54,7 +55,7 @@ from ntkexp.report.plots.together.laws import draw_law
 from ntkexp.report.plots.together.over_steps import courses_title
 from ntkexp.report.run import Run, load_tables
 from ntkexp.report.sentence import format_ladder, ladder_notes
-from ntkexp.text import spoken
+from ntkexp.text import percent, short, spoken
 from tests.report.conftest import PROBLEMS
 from tests.report.drawn import caption_of
 from tests.report.synthetic import write_sweep
@@ -434,6 +435,79 @@ def test_a_heat_map_has_the_mean_of_each_cell_and_marks_runs_that_did_not_train(
     texts = [text.get_text() for text in picture.figure.axes[0].texts]
     assert sum("×" in text for text in texts) == len(untrained)
     assert f"× in {len(untrained)} of 6 cells" in caption_of(picture.figure)
+
+
+def with_none(path: Path, key: str, value: Level) -> tuple[Analysis, dict[Path, Run]]:
+    """Return a written sweep in which a value of a key is None."""
+    _, runs = analysis_of(path)
+    sweep = read_sweep(path)
+    axes = {**sweep.axes, key: tuple(None if level == value else level for level in sweep.axes[key])}
+    places = [
+        replace(run, axes={**run.axes, key: None if run.axes[key] == value else run.axes[key]}) for run in sweep.runs
+    ]
+    return analyse(replace(sweep, axes=axes, runs=tuple(places)), runs), runs
+
+
+@pytest.mark.parametrize("value", [32, 256])
+def test_runs_at_none_are_drawn(tmp_path: Path, value: int) -> None:
+    analysis, runs = with_none(write_sweep(tmp_path), "model.width", value)
+    (picture,) = (shown for shown in exhibition(analysis, runs) if shown.name.startswith("errors"))
+    levels = analysis.sweep.axes["model.width"]
+    axes = picture.figure.axes[0]
+    assert [tick.get_text() for tick in axes.get_xticklabels()] == [str(level) for level in levels]
+    column = analysis.runs[picture.name.replace("errors-", "left.")]
+    dots = [line for line in axes.get_lines() if line.get_marker() == "o" and line.get_color() == colour("left")]
+    np.testing.assert_array_equal(
+        dots[0].get_xdata(), [levels.index(run.axes["model.width"]) for run in analysis.sweep.runs]
+    )
+    np.testing.assert_array_equal(dots[0].get_ydata(), column)
+    means = analysis.points["frozen_start.query.mean"].tolist()
+    title = f"The error of frozen start goes from {short(means[0])} to {short(means[-1])}"
+    assert picture.figure.get_suptitle() == title
+
+
+def test_a_law_at_none_has_the_dots_of_its_runs(tmp_path: Path) -> None:
+    axes: dict[str, Sequence[int | str]] = {"model.width": (16, 32, 64), "model.activation": ("relu", "tanh")}
+    analysis, runs = with_none(write_sweep(tmp_path, axes=axes), "model.activation", "relu")
+    (picture,) = (shown for shown in exhibition(analysis, runs) if shown.name == "laws-1")
+    at_none = analysis.runs[analysis.runs["model.activation"].isna()]
+    means = at_none.groupby("model.width")["kernel_change"].mean()
+    assert any(line == pytest.approx(means.tolist()) for line in heights(picture.figure))
+
+
+def test_swept_numbers_are_drawn_in_ascending_order(tmp_path: Path) -> None:
+    """Titles and heat maps follow the axes, in whatever order the sweep gives its numbers."""
+    widths: dict[str, Sequence[int | str]] = {"model.width": (64, 16, 32), "model.activation": ("tanh", "relu")}
+    analysis, runs = analysis_of(write_sweep(tmp_path, axes=widths))
+    pictures = {shown.name: shown.figure for shown in exhibition(analysis, runs)}
+    means = analysis.runs.groupby("model.width")["frozen_start.query"].mean()
+    title = f"The error of frozen start goes from {short(means[16])} to {short(means[64])}"
+    assert pictures["errors-query"].get_suptitle() == title
+    assert "from model.width=16 to 64" in caption_of(pictures["errors-query"])
+    panel = pictures["heat_map"].axes[0]
+    assert [tick.get_text() for tick in panel.get_xticklabels()] == ["16", "32", "64"]
+    assert [tick.get_text() for tick in panel.get_yticklabels()] == ["tanh", "relu"]
+    cells = analysis.runs.groupby(["model.activation", "model.width"], sort=False)["kernel_change"].mean()
+    drawn = [cells[kind, width] for kind in ("tanh", "relu") for width in (16, 32, 64)]
+    assert [text.get_text().removesuffix(" ×") for text in panel.texts] == [short(value) for value in drawn]
+
+
+def test_a_heat_map_names_the_keys_over_which_it_averages(tmp_path: Path) -> None:
+    axes: dict[str, Sequence[int | str]] = {**TWO_KEYS, "model.depth": (1, 2)}
+    analysis, runs = analysis_of(write_sweep(tmp_path, axes=axes, seeds=(0,)))
+    (picture,) = (shown for shown in exhibition(analysis, runs) if shown.name == "heat_map")
+    assert "means over runs, with all values of model.depth" in caption_of(picture.figure)
+
+
+def test_a_diverged_run_does_not_give_the_title_of_the_courses(finished: dict[str, Path], tmp_path: Path) -> None:
+    analysis, runs = analysis_of(write_sweep(tmp_path, seeds=(0,)))
+    last = analysis.sweep.runs[-1].folder
+    runs[last] = replace(runs[last], path=finished["diverged"])
+    (picture,) = (shown for shown in exhibition(analysis, runs) if shown.name == "over_steps")
+    ends = [percent(runs[analysis.sweep.runs[k].folder].metrics["kernel_change"].iloc[-1]) for k in (0, -2)]
+    title = picture.figure.get_suptitle().replace("\N{NO-BREAK SPACE}", " ")
+    assert title == f"The kernel change goes from {ends[0]} to {ends[1]}"
+    assert "1 of 4 runs diverged" in caption_of(picture.figure)
 
 
 def test_text_on_a_cell_of_a_heat_map_has_a_contrast_of_4_5() -> None:

@@ -385,6 +385,16 @@ def test_a_page_begins_with_its_runs(outputs: Path, tmp_path: Path) -> None:
         assert len(Links(text).names) == len(set(Links(text).names))
 
 
+def test_tiles_omit_diverged_runs_unless_all_diverged(tmp_path: Path) -> None:
+    trained = load_run(write_run(tmp_path / "trained", digits()))
+    diverged = load_run(write_run(tmp_path / "diverged", digits(stable_fraction=40.0, steps=12)))
+    assert diverged.diverged
+    values = [tile.value for tile in tiles([trained])]
+    assert [tile.value for tile in tiles([trained, diverged])] == values
+    assert [tile.value for tile in tiles([diverged, diverged])] == [tile.value for tile in tiles([diverged])] != values
+    assert "largest over splits, median over 1 run" in {tile.note for tile in tiles([trained, diverged])}
+
+
 def test_the_first_screen_has_a_short_heading_and_the_numbers_of_the_runs(outputs: Path, tmp_path: Path) -> None:
     material = gather([], outputs)
     assert len(headline(material)) <= 60

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import TypeGuard
 
 import numpy as np
 import pandas as pd
@@ -18,6 +19,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
+from ntkexp.records.sweep import Level, Sweep
 from ntkexp.report.analysis.tables import Analysis
 from ntkexp.report.plots.canvas import Canvas
 from ntkexp.report.plots.rendering import SweepPicture
@@ -62,7 +64,7 @@ def pictures(
             table = analysis.runs[
                 ["run", *analysis.sweep.axes, "seed", *columns.values()]
             ]
-            levels = list(analysis.sweep.axes[axis])
+            levels = levels_in_order(analysis.sweep, axis)
             exact = exact_in_all(of_sweep, shown)
             errors = partial(draw_errors, table, axis, levels, columns, shown, exact)
             yield SweepPicture(f"-{shown}", table, errors)
@@ -84,7 +86,7 @@ def exact_in_all(runs: Iterable[Run], split: str) -> list[str]:
 def draw_errors(
     table: pd.DataFrame,
     axis: str,
-    levels: Sequence[object],
+    levels: Sequence[Level],
     columns: Mapping[str, str],
     split: str,
     exact: Sequence[str],
@@ -102,9 +104,9 @@ def draw_errors(
     drawn = drawn or dict(columns)
     ends = []
     for machine, column in drawn.items():
-        errors = table[[axis, column]].dropna()
+        errors = table.dropna(subset=[column])
         heights = np.maximum(errors[column].to_numpy(dtype=float), LEAST)
-        x = np.array([positions[levels.index(value)] for value in errors[axis]])
+        x = np.array([positions[k] for k in level_indices(errors[axis], levels)])
         ink = colour(machine)
         axes.plot(
             x, heights, "o", color=ink, alpha=0.35, markersize=2.2, markeredgewidth=0
@@ -122,16 +124,32 @@ def draw_errors(
     return canvas.finish(title, caption)
 
 
-def level_positions(axes: Axes, levels: Sequence[object]) -> list[float]:
+def levels_in_order(sweep: Sweep, key: str) -> list[Level]:
+    """Return the values of a swept key as they are drawn: numbers in ascending order,
+    other values in the order of the sweep."""
+    levels = list(sweep.axes[key])
+    numbers = [float(level) for level in levels if is_number(level)]
+    if len(numbers) < len(levels):
+        return levels
+    return [levels[k] for k in np.argsort(numbers)]
+
+
+def is_number(level: Level) -> TypeGuard[int | float]:
+    return isinstance(level, int | float) and not isinstance(level, bool)
+
+
+def level_indices(values: pd.Series, levels: Sequence[Level]) -> list[int]:
+    """Return the index of each value in `levels`. Tables have NaN in place of None."""
+    return [levels.index(None if pd.isna(value) else value) for value in values]
+
+
+def level_positions(axes: Axes, levels: Sequence[Level]) -> list[float]:
     """Set up the x axis, and return the positions of the axis values `levels`.
 
     If all levels are numbers, they are drawn to scale. If all numbers are positive and
     vary by more than a factor of 5, the scale is logarithmic. Other levels are evenly
     spaced."""
-    if any(
-        isinstance(level, bool) or not isinstance(level, int | float)
-        for level in levels
-    ):
+    if not all(is_number(level) for level in levels):
         axes.set_xticks(range(len(levels)), [str(level) for level in levels])
         return [float(k) for k in range(len(levels))]
     numbers = [float(str(level)) for level in levels]
@@ -146,7 +164,7 @@ def level_positions(axes: Axes, levels: Sequence[object]) -> list[float]:
 
 
 def errors_title(
-    table: pd.DataFrame, axis: str, columns: Mapping[str, str], levels: Sequence[object]
+    table: pd.DataFrame, axis: str, columns: Mapping[str, str], levels: Sequence[Level]
 ) -> tuple[str, str]:
     """Return the title and the caption. The title is about the frozen kernel. If it is
     not drawn, the title is about the kernel machine with the largest error."""
@@ -156,18 +174,18 @@ def errors_title(
         else max(columns, key=lambda each: table[columns[each]].max())
     )
     column = columns[name]
-    by_level = table.groupby(axis, sort=False)[column].mean()
-    means = by_level.reindex(list(levels)).dropna()
+    by_level = table.groupby(level_indices(table[axis], levels))[column]
+    means = by_level.mean().dropna()
     whole = len(table)
     present = whole - int(table[column].isna().sum())
     runs = f"{whole} runs" if present == whole else f"{present} of {whole} runs"
     caption = "Lines are arithmetic means over the runs at each value, dots are runs."
     if len(means) < 2:
         return "The errors of the kernel machines", caption
-    (first, start), *_, (last, end) = means.items()
-    change = f"from {short(start)} to {short(end)}"
+    change = f"from {short(means.iloc[0])} to {short(means.iloc[-1])}"
     title = brief(
         f"The error of {spoken(name)} goes {change}", f"An error goes {change}"
     )
+    first, last = (levels[k] for k in means.index[[0, -1]])
     where = f"{spoken(name)} from {axis}={first} to {last} ({runs})"
     return title, f"Title: {where}. {caption}"

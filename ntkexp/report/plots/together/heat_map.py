@@ -35,8 +35,9 @@ from ntkexp.report.plots.style import (
     luminance,
     wrapped,
 )
+from ntkexp.report.plots.together.errors import levels_in_order
 from ntkexp.report.run import Run
-from ntkexp.text import short
+from ntkexp.text import listed, short
 
 TRAINED = 0.5
 """A run has trained if its last loss is at most this fraction of its first loss."""
@@ -53,9 +54,8 @@ def pictures(
     `quantity`, such as "frozen_start.test", replaces the default quantities. Yield no
     picture if fewer than two keys have several values.
     """
-    axes = sorted(analysis.sweep.axes, key=lambda key: -len(analysis.sweep.axes[key]))[
-        :2
-    ]
+    keys = sorted(analysis.sweep.axes, key=lambda key: -len(analysis.sweep.axes[key]))
+    axes = keys[:2]
     if len(axes) < 2 or len(analysis.sweep.axes[axes[1]]) < 2:
         return
     names = [*[name for name in ERROR_SPLITS if name in analysis.quantities][:1]]
@@ -66,8 +66,10 @@ def pictures(
     cells = cells_of(analysis, runs, axes, names)
     drawn = [name for name in names if (cells[name] > 0).any()]
     if drawn:
-        levels = [list(analysis.sweep.axes[key]) for key in axes]
-        yield SweepPicture("", cells, partial(draw_cells, cells, axes, levels, drawn))
+        levels = [levels_in_order(analysis.sweep, key) for key in axes]
+        averaged = [key for key in keys[2:] if len(analysis.sweep.axes[key]) > 1]
+        draw = partial(draw_cells, cells, axes, levels, drawn, averaged)
+        yield SweepPicture("", cells, draw)
 
 
 def cells_of(
@@ -104,9 +106,13 @@ def draw_cells(
     axes: Sequence[str],
     levels: Sequence[Sequence[Level]],
     names: Sequence[str],
+    averaged: Sequence[str],
     canvas: Canvas,
 ) -> Figure:
-    """Draw a panel for each quantity. The longer axis is horizontal."""
+    """Draw a panel for each quantity. The longer axis is horizontal.
+
+    A cell is also a mean over the values of the keys `averaged`.
+    """
     rows = len(levels[1])
     width = NARROW if len(names) == 1 else WIDE
     size = (width, 1.1 + CELL_INCHES * rows)
@@ -116,6 +122,11 @@ def draw_cells(
         panel.set_title("\n".join(wrapped(describe(name), 40)))
     crossed = int((cells["untrained"] > 0).sum())
     caption = "Cells are arithmetic means over runs."
+    if averaged:
+        caption = (
+            "Cells are arithmetic means over runs, "
+            f"with all values of {listed(averaged)}."
+        )
     if crossed:
         caption += f" × in {crossed} of {len(cells)} cells: runs whose loss did not fall by half."
     return canvas.finish(answer(cells, names[0]), caption)

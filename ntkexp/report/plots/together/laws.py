@@ -40,11 +40,13 @@ def pictures(analysis: Analysis, runs: Mapping[Path, Run]) -> Iterator[SweepPict
     """Yield a picture for each fitted law."""
     for rank, fitted in enumerate(analysis.laws, start=1):
         if fitted.law is not None:
-            here = analysis.runs  # select the runs of this fit
-            for key, value in fitted.others.items():
-                here = here[here[key] == value]
+            # select the runs of this fit
+            here = [
+                all(run.axes[key] == value for key, value in fitted.others.items())
+                for run in analysis.sweep.runs
+            ]
             axis, quantity = fitted.fit.axis, fitted.fit.quantity
-            table = here[["run", axis, "seed", quantity]]
+            table = analysis.runs.loc[here, ["run", axis, "seed", quantity]]
             table = table[(table[quantity] > 0) & (table[axis] > 0)].reset_index(
                 drop=True
             )

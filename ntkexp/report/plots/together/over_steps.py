@@ -91,19 +91,23 @@ def draw_courses(
 
 def courses_title(lines: Mapping[str, Run]) -> tuple[str, str]:
     """Return the title and the caption. The title states the kernel change at the first
-    and at the last point."""
+    and at the last point whose run did not diverge."""
+    trained = {name: run for name, run in lines.items() if not run.diverged}
     ends = {
         name: float(
             run.metrics.reindex(columns=["kernel_change"])["kernel_change"].iloc[-1]
         )
-        for name, run in lines.items()
+        for name, run in trained.items()
     }
     known = [(name, end) for name, end in ends.items() if np.isfinite(end)]
     caption = "One seed per point of the sweep, the first."
+    if len(trained) < len(lines):
+        caption += f" {len(lines) - len(trained)} of {len(lines)} runs diverged."
     if len(known) < 2:
         return "How training unfolds at every point", caption
     (first, start), *_, (last, end) = known
     caption += f" Title: the kernel change at {first} and at {last}."
-    if len(known) < len(lines):
-        caption += f" {len(lines) - len(known)} of {len(lines)} runs end in no number."
+    if len(known) < len(trained):
+        unknown = len(trained) - len(known)
+        caption += f" {unknown} of {len(lines)} runs end in no number."
     return f"The kernel change goes from {percent(start)} to {percent(end)}", caption
