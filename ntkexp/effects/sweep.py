@@ -692,6 +692,7 @@ class ChunkedSweep:
     def state(self) -> dict[str, Any]:
         """The state for a checkpoint, as plain data and tensors."""
         return {
+            "points_per_chunk": self.points_per_chunk,
             "done": self.done,
             "effects": self.effects,
             "sizes": self.norms,
@@ -699,7 +700,12 @@ class ChunkedSweep:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from a checkpoint."""
+        """Continue from a checkpoint.
+
+        If its chunks have another size (because of another memory limit), do nothing,
+        because the completed chunks contain other points."""
+        if state.get("points_per_chunk") != self.points_per_chunk:
+            return
         self.done = state["done"]
         self.norms = state["sizes"]
         self.saved = state["sweep"]
