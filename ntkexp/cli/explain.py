@@ -314,7 +314,12 @@ def remove_from_loop(
     from ntkexp.foreign_loop.trace import find_trace
     from ntkexp.records.contributions import read_removal, write_removal
 
-    recorded = read_removal(run.path, group, points)
+    # leave out the examples in the same way as the predicted effects
+    effect = run.contributions.get("effect")
+    mean: MeanName = "renormalised"
+    if effect is not None and effect.attrs["mean"] == "fixed":
+        mean = "fixed"
+    recorded = read_removal(run.path, group, points, mean)
     if recorded is not None:
         return recorded
     if request.again is None:
@@ -323,14 +328,10 @@ def remove_from_loop(
             "--again=FILE.py:FUNCTION"
         )
     trace = find_trace(run.path)
-    effect = run.contributions.get("effect")
-    mean: MeanName = "renormalised"
-    if effect is not None and effect.attrs["mean"] == "fixed":
-        mean = "fixed"
     function = load_function(request.again, "again", request.trust)
     with trace.folder.claim():
         removal = loop_without(trace, function, mean, group, points, progress)
-        write_removal(run.path, removal)
+        write_removal(run.path, removal, mean)
     return removal
 
 

@@ -688,6 +688,7 @@ class ChunkedSweep:
     @property
     def state(self) -> dict[str, Any]:
         return {
+            "points_per_chunk": self.points_per_chunk,
             "done": self.done,
             "effects": self.effects,
             "sizes": self.norms,
@@ -695,6 +696,12 @@ class ChunkedSweep:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from a checkpoint.
+
+        If its chunks have another size (because of another memory limit), do nothing,
+        because the completed chunks contain other points."""
+        if state.get("points_per_chunk") != self.points_per_chunk:
+            return
         self.done = state["done"]
         self.norms = state["sizes"]
         self.saved = state["sweep"]

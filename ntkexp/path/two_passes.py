@@ -345,9 +345,11 @@ class TwoPasses(AbstractAccumulator):
             is_last = number + 1 == len(ends)
             second = self.begin_pass(step_sizes[: ends[number]], measures_error=is_last)
             self.second = second
-            if self.saved is not None:
+            # If the chunks have another size (because of another memory_gb), the
+            # completed steps belong to other points. The pass then starts again.
+            if self.saved is not None and self.saved.get("chunk") == self.domain.chunk:
                 second.restore(self.saved)
-                self.saved = None
+            self.saved = None
             chunks = len(second.chunks)
             for done, _ in second.steps_back():
                 yield chunks * sum(ends[:number]) + done, chunks * sum(ends)
@@ -461,7 +463,9 @@ class TwoPasses(AbstractAccumulator):
     @property
     def state(self) -> dict[str, Any]:
         return {
-            "second": None if self.second is None else self.second.state,
+            "second": None
+            if self.second is None
+            else {**self.second.state, "chunk": self.domain.chunk},
             "marks": phase_end_states(self.finished_phases),
         }
 

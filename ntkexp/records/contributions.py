@@ -490,7 +490,7 @@ def read_leave_out(path: Path) -> LeaveOut:
 #     by_step    [query, out, step]      the share of each step in `actual`
 #     query, out, example                the indices of the queries, outputs and training examples
 #
-# KEY is a digest of the group and the queries. KEY.json is written last. It contains
+# KEY is a digest of the group, the queries and the kind of mean. KEY.json is written last. It contains
 # the seals of the store, and the numbers named in `REMOVAL_FACTS`. DONE.json does not
 # list these files, because removals may be added to a finished run. KEY.json is sealed
 # for this run and this key, so a file of another run or group is rejected.
@@ -538,20 +538,28 @@ class Removal:
             return np.asarray(np.abs(self.shares).sum(2) / np.abs(self.shares.sum(2)))
 
 
-def key(example: Sequence[int], query: Sequence[int]) -> str:
-    """Return the key of a removal: a digest of the left-out examples and the queries.
+def key(
+    example: Sequence[int], query: Sequence[int], mean: str = "renormalised"
+) -> str:
+    """Return the key of a removal: a digest of the left-out examples, the queries, and
+    the change of a batch mean if examples are left out.
 
     >>> key([3, 17], [0]) == key([17, 3], [0]), key([3], [0]) == key([3], [1])
     (True, False)
+    >>> key([3], [0]) == key([3], [0], "fixed")
+    False
     """
-    return sha256(json.dumps([sorted(example), list(query)]).encode()).hexdigest()[:12]
+    parts: list[object] = [sorted(example), list(query)]
+    if mean != "renormalised":
+        parts.append(mean)
+    return sha256(json.dumps(parts).encode()).hexdigest()[:12]
 
 
-def write_removal(run: Path, removal: Removal) -> None:
+def write_removal(run: Path, removal: Removal, mean: str = "renormalised") -> None:
     """Write a removal into a run folder. KEY.json is written last, and marks the
     removal as complete."""
     folder = run / REMOVAL_FOLDER
-    name = key(removal.example, removal.query)
+    name = key(removal.example, removal.query, mean)
     folder.mkdir(exist_ok=True)
     store = create_store(folder / f"{name}.zarr")
     for part, dims in REMOVAL_DIMS.items():
@@ -568,12 +576,15 @@ def write_removal(run: Path, removal: Removal) -> None:
 
 
 def read_removal(
-    run: Path, example: Sequence[int], query: Sequence[int]
+    run: Path,
+    example: Sequence[int],
+    query: Sequence[int],
+    mean: str = "renormalised",
 ) -> Removal | None:
     """Return the stored removal of a group at these queries. Return None if it is
     missing or damaged."""
     folder = run / REMOVAL_FOLDER
-    name = key(example, query)
+    name = key(example, query, mean)
     path = folder / f"{name}.json"
     try:
         facts = checked(

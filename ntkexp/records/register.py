@@ -205,6 +205,9 @@ class Register:
     def append(self, line: Mapping[str, Json]) -> None:
         """Append a line to the log. The caller must hold the lock on the log, and must
         call `reload` after taking the lock."""
+        # Seal a line that a killed process left. Else, a second kill would leave two
+        # unsealed lines, which readers reject.
+        self.write_seal()
         fields = finite_json({**line, "previous": self.last})
         text = json.dumps(fields, ensure_ascii=False, allow_nan=False).encode()
         with self.path.open("ab") as file:
@@ -215,8 +218,14 @@ class Register:
             self.size = file.tell()
         self.lines.append(json.loads(text))
         self.last = sha256(text).hexdigest()
+        self.write_seal()
+
+    def write_seal(self) -> None:
+        """Write register.seal for all lines, unless it counts them already."""
+        path = self.path.with_name(REGISTER_SEAL)
         seal = to_text({"lines": len(self.lines), "last": self.last})
-        write_atomically(self.path.with_name(REGISTER_SEAL), seal)
+        if self.lines and not (path.is_file() and path.read_text() == seal):
+            write_atomically(path, seal)
 
     # --- Reading entries.
 

@@ -148,15 +148,16 @@ def outcome_in_words(folder: RunFolder, state: State, defect: str | None) -> str
         if (path / DONE).is_file():
             return defect or str(folder.sealed_facts.get("outcome", ""))
         error = path / "error.txt"
+        stop = ""
         if state in {"interrupted", "dead"} and error.is_file():
             refuse_special(error, str(error), MAX_READ_FOR_STATE)
-            return (
-                error.read_text(encoding="utf-8", errors="replace")
-                .strip()
-                .rpartition("\n")[2]
-            )
+            text = error.read_text(encoding="utf-8", errors="replace").strip()
+            reason = text.rpartition("\n")[2]
+            if reason != "KeyboardInterrupt":
+                return reason
+            stop = "interrupted by Ctrl-C or SIGTERM at "
         reached = folder.progress
-        return f"step {reached['step']} of {reached['steps']}"
+        return f"{stop}step {reached['step']} of {reached['steps']}"
     except (Mistake, OSError, KeyError):
         return defect or ""
 

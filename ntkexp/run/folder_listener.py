@@ -519,8 +519,10 @@ class FolderListener(AbstractListener):
         return self.rows
 
     def write_progress(self, state: dict[str, Json]) -> None:
-        """Write progress.json, at most once a second."""
-        if time.monotonic() - self.progress_written_at >= 1.0:
+        """Write progress.json, at most once a second. If a stop was requested, write it
+        now, because this is the last step."""
+        is_due = time.monotonic() - self.progress_written_at >= 1.0
+        if is_due or self.interrupt.is_requested:
             self.progress_written_at = time.monotonic()
             self.folder.write_sealed("progress.json", state)
 

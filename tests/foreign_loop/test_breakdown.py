@@ -329,5 +329,8 @@ def test_the_command_explains_a_removal(
     assert "trained again without 2 examples" in found
     assert "predicted" in found
     assert printed(*explained) == found  # it is stored
+    MOMENTUM.traced(to="outputs/runs/mine", every=3).attribute(effects=True, mean="fixed", quiet=True)
+    assert "give a function that runs it again, --again=" in printed(*explained, code=2)  # it is of another mean
+    assert printed(*explained, *given) != found
     assert '"shares"' in printed(*explained, "--json")
     assert "choose them by --without=" in printed("explain", "outputs/runs/mine", given[0], code=2)

@@ -193,6 +193,31 @@ def test_a_torn_entry_leaves_the_steps_before_it(tmp_path: Path) -> None:
     same_parts(resumed, followed(loop(loops.adamw), loops.plain, end=5))
 
 
+@pytest.mark.parametrize("change", ["replace", "unlink"])
+def test_a_loop_goes_into_a_folder_that_a_kill_left(
+    change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder is copied before each file gets its name, or is removed when the loop begins anew."""
+    changed: Callable[..., Any] = getattr(Path, change)
+    killed: list[Path] = []
+
+    def follow_into(folder: Path) -> Trace:
+        return followed(loop(loops.sgd), loops.plain, end=3, to=folder, every=2)
+
+    def leaving(path: Path, *arguments: Any, **options: Any) -> Any:
+        killed.append(shutil.copytree(tmp_path / "run", tmp_path / f"killed-{len(killed)}"))
+        return changed(path, *arguments, **options)
+
+    if change == "unlink":
+        follow_into(tmp_path / "run")
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, change, leaving)
+        whole = follow_into(tmp_path / "run")
+    assert len(killed) > 3
+    for folder in killed:
+        same_parts(follow_into(folder), whole)
+
+
 # --- Damage, and files of another training.
 
 

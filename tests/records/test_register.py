@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from errno import ENOSPC
 from hashlib import sha256
+from os import strerror
 from pathlib import Path
 from typing import Any
 
@@ -243,3 +245,20 @@ def test_a_kill_between_line_and_seal_leaves_a_log_that_goes_on(register: Regist
     register.record(look("b"), ABOUT)
     assert Register.read(register.path).lines == [json.loads(text) for text in whole.splitlines()]
     assert json.loads(seal.read_text())["last"] == sha256(whole.splitlines()[-1]).hexdigest() or not cut
+
+
+def test_a_register_on_a_full_disk_stays_readable(register: Register, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line may still fit into the last block of its file when no block is left for the seal."""
+
+    def full(path: Path, content: str) -> None:
+        raise OSError(ENOSPC, strerror(ENOSPC), str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("ntkexp.records.register.write_atomically", full)
+        for figure in (2.0, 3.0, 4.0):
+            with pytest.raises(OSError, match="No space left"):
+                register.record(look("b", figure=figure), ABOUT)
+    found = Register.read(register.path)
+    assert [line.get("digest") for line in found.lines] == ["a", "a", "b", "b"]
+    found.record(look("b", figure=4.0), ABOUT)
+    assert len(Register.read(register.path).lines) == 5

@@ -25,13 +25,15 @@ from ntkexp.records.atomic import read_object
 from ntkexp.records.contributions import REMOVAL_FOLDER
 from ntkexp.records.folder import RunFolder
 from ntkexp.records.results import read_timings
+from ntkexp.report.inventory import list_runs
 from ntkexp.report.loaded_run import load_run
 from ntkexp.report.material import what_came_out
 from ntkexp.run.execute import remove_group
 from ntkexp.run.setting import prepare
 from ntkexp.run.state import spilled_bytes
 from tests.run.commands import TINY, free_disk, only_run, promised
-from tests.run.small import small
+from tests.run.small import execute_in, small
+from tests.run.test_recorded import Interrupting
 
 SHORT = (*TINY, "steps=6")
 ADAM = (*TINY, "steps=4", "path.error_samples=0", "optimizer=adam", "optimizer.step_size=0.05")  # walks back as well
@@ -376,3 +378,10 @@ def test_a_run_that_diverged_ends_by_saying_so(tmp_path: Path, capfd: Said) -> N
     assert "reproduces it to rounding" in verdict
     assert "trained network" not in verdict
     assert what_came_out([load_run(folder)]) == verdict
+
+
+def test_the_list_of_runs_says_in_words_that_a_run_was_interrupted(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        execute_in(tmp_path, small(*TINY), TINY, Interrupting(4))
+    (listed,) = list_runs(tmp_path / "runs")
+    assert (listed.state, listed.outcome) == ("interrupted", "interrupted by Ctrl-C or SIGTERM at step 4 of 30")

@@ -214,3 +214,16 @@ def test_a_run_that_is_left_goes_on_to_the_same_bits(name: str) -> None:
         suppress_health_check=list(HealthCheck),
     )
     run_state_machine_as_test(partial(Interrupted, name), settings=chosen)  # type: ignore[arg-type]  # a factory will do
+
+
+@pytest.mark.parametrize(("name", "moment"), [("back", ("back", 12)), ("effects", ("effects", 8))])
+def test_a_backward_pass_starts_again_if_its_chunks_have_another_size(name: str, moment: tuple[str, int]) -> None:
+    """With more memory, one chunk holds all points. The run was left in the second of two chunks."""
+    listener = Leaving(at=moment)
+    with pytest.raises(Left):
+        run(setting_of(name), listener)
+    saved = torch.load(io.BytesIO(listener.saved), weights_only=True)
+    listener.at = None
+    words, _ = CASES[name]
+    resumed, alone = (run(prepare(small(*words)), *rest) for rest in ((listener, saved), (Leaving(),)))
+    assert_same_bits(numbers(resumed), numbers(alone))

@@ -341,12 +341,14 @@ class DiskStore(AbstractStore):
         """Write the first files of a new trace, except its first checkpoint."""
         self.files.folder.clear()
         self.files.forget()
-        (self.files.path / "weights").mkdir(parents=True)
         identity = {
             TRACE_IDENTITY: token_hex(16),
             START_WEIGHTS: weights_digest(self.latest),
         }
+        # config.json comes first. It marks the folder as a trace, so that the next
+        # attempt may clear it if this one is killed
         self.files.folder.write_json(CONFIG, {**self.config, **identity})
+        (self.files.path / "weights").mkdir(parents=True)
         self.files.write(self.files.path / START, self.start)
 
     def continue_at(self, place: PlaceInTrace) -> dict[str, object]:
@@ -357,10 +359,11 @@ class DiskStore(AbstractStore):
         with other states."""
         self.files.folder.reopen()
         self.files.ended.unlink(missing_ok=True)
-        self.files.log.truncate(place.events)
+        # the steps go last, because checkpoints after the last step count as damage
         for event in self.files.checkpoints:
             if event > place.events:
                 self.files.weights_at(event).unlink(missing_ok=True)
+        self.files.log.truncate(place.events)
         self.steps = place.steps
         LOG.warning(
             "ntkexp: the trace in %s continues at step %d",
