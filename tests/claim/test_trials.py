@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pandas as pd
 import pytest
@@ -112,11 +112,20 @@ def test_convolutions_classify_as_their_kernels_do_elsewhere() -> None:
     assert {row["regressor"] for row in rows} == {"process", "kernel", "network"}
 
 
-def test_a_learning_curve_is_that_of_least_squares() -> None:
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_a_learning_curve_is_that_of_least_squares(dtype: Literal["float64", "float32"]) -> None:
     """A linear network is the least-squares solution of least norm."""
     data = Digits(train=30, query=0, test=0, classes=(0, 1, 2))
     trial = LearningCurve(
-        model=Linear(), beside=Linear(), init=FLAT, data=data, sizes=(8, 16), splits=3, at=(500,), known=(0.7,)
+        model=Linear(),
+        beside=Linear(),
+        init=FLAT,
+        data=data,
+        sizes=(8, 16),
+        splits=3,
+        at=(500,),
+        known=(0.7,),
+        dtype=dtype,
     )
     *rows, predicted = trial.rows(0)
     assert predicted["predicted"] == pytest.approx(0.7, abs=1e-12)
