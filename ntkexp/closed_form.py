@@ -470,8 +470,8 @@ class Ensemble:
     def covariance(
         self, start: Float[Tensor, "point point"]
     ) -> Float[Tensor, "point point"]:
-        """Return the covariance of one output between points x,
-        x′. `start` is 𝒢(x, x′)."""
+        """Return the covariance of one output between points x and x′.
+        `start` is 𝒢(x, x′)."""
         A = self.weights
         mixed = A @ self.start.cross.mH
         return start + A @ self.start.train @ A.mH - mixed - mixed.mH

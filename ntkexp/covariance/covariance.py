@@ -54,9 +54,8 @@ class Signal:
       pixel. This holds after weights. Pointwise layers and norms require it.
     - `fresh`: the signal is independent of the input of its branch. The covariances of
       a sum add only if all terms except one are fresh.
-    - `wide`: the number of channels grows with the width. (The number of input channels
-      does not.)
-      Dropout and concatenations require it.
+    - `wide`: the number of channels grows with the width, unlike the number of input
+      channels. Dropout and concatenations require it.
     - `uneven`: a concatenation has joined channels of different variances.
 
     >>> Signal().after_weights()

@@ -152,8 +152,8 @@ class Pairs:
 
 # --- Means over windows
 #
-# A window shifts both pixels of a pair equally. Values at pairs outside the image are
-# zero, or those of a periodic image if `circular`.
+# A window shifts both pixels of a pair equally. Outside the image, values are zero, or
+# repeat periodically if `circular`.
 
 
 def window_mean(
@@ -303,8 +303,8 @@ class Coarse(AbstractPixelMap):
 
     @property
     def is_disjoint(self) -> bool:
-        """True if the pooling windows do not overlap and the map averages all pairs (p,
-        q), not only pairs at equal window positions."""
+        """True if the pooling windows do not overlap, and the map averages all pairs
+        (p, q), not only pairs at equal window positions."""
         pixels = [p for members in self.members for p in members]
         return not self.equal and len(set(pixels)) == len(pixels)
 
@@ -585,8 +585,7 @@ class Operation:
     weights: tuple[float, float, float, float] = (1.0, 0.0, 0.0, 0.0)
     """s, b, α and β, for K′ = s Σ K + b and Θ′ = s Σ Θ + α Σ K + β."""
     constants: tuple[float, ...] = ()
-    """At most three constants of the operation. The
-    list of operations above states their meaning."""
+    """At most three constants of the operation, as listed above."""
     fields_of: Callable[[Tensor], tuple[Tensor, ...]] | None = None
     """The function from the variance q to the fields. Outside the image, the fields are
     set to zero."""

@@ -51,17 +51,17 @@ from ntkexp.text import short
 # --- A kernel file as a matrix. Each row and each column belongs to an *entry*, which is a
 # pair of a point and an output.
 #
-# Some kernels have one output: those of infinite width, and the trace over outputs. Such
-# a kernel is applied to every column of the targets separately, and the trace is divided
-# by the number of columns. For a kernel with all outputs, the targets form one long
-# column [point × output].
+# Kernels of infinite width and traces over outputs have one output. They are applied to
+# every column of the targets separately, and the trace is divided by the number of
+# columns. For a kernel with all outputs, the targets form one long column
+# [point × output].
 
 
 MAX_ROW_BYTES = 1 << 27
 """Read at most this many bytes of rows at once."""
 MEMORY_PARTS_OF_ROWS = 8
-"""Rows that are read at once take at most 1/8 of the memory,
-because there are three copies."""
+"""Rows that are read at once take at most 1/8 of the memory. There are three
+copies of them."""
 
 
 @dataclass(frozen=True)

@@ -199,8 +199,8 @@ class AbstractPool(AbstractLayer):
 
 
 class AvgPool(AbstractPool):
-    """The mean of each window: K′[p′, q′] = mean K[p,
-    q] over p in window p′ and q in window q′.
+    """The mean of each window: K′[p′, q′] = mean K[p, q]
+    over p in window p′ and q in window q′.
 
     Θ′ has the same form.
 

@@ -118,8 +118,8 @@ class LimitKernels:
     tangent: Float[Tensor, "query train"]
 
     def of_all(self, outputs: int) -> Float[Tensor, "query out train out_"]:
-        """Return the tangent kernel of all outputs, which is Θ(x,
-        x′) times the identity."""
+        """Return the tangent kernel of all outputs,
+        which is Θ(x, x′) times the identity."""
         return for_each_output(self.tangent, outputs)
 
     def traced(self, outputs: int) -> Float[Tensor, "query 1 train 1"]:
@@ -187,8 +187,8 @@ class RunMatrices:
     def explained(
         self, outputs: Float[Tensor, "query out"]
     ) -> Float[Tensor, "query explained"]:
-        """Return the explained quantity: the outputs themselves,
-        or the measure of them."""
+        """Return the measure that the run explains,
+        or the outputs if it explains the outputs."""
         return outputs if self.measured is None else self.measured(outputs)
 
     def outputs_after(

@@ -77,8 +77,8 @@ def without_machine(rules: Iterable[str]) -> list[str]:
 
 
 class Secant(AbstractPathSum):
-    """The path kernel machine of Domingos by secants, f_0(x) + Σᵢ 𝒮(x,
-    xᵢ) + 𝒟(x); it is exact."""
+    """The path kernel machine of Domingos by secants,
+    f_0(x) + Σᵢ 𝒮(x, xᵢ) + 𝒟(x); it is exact."""
 
 
 class Gauss(AbstractPathSum):

@@ -125,7 +125,7 @@ def pull_at_once(
 
 def stack_outputs(parts: tuple[Tensor, ...]) -> Cotangent:
     """Stack the tensors of the outputs along a new first axis. In memory, the order is
-    [example, out, …], from which tangent kernels are computed fastest."""
+    [example, out, …], which makes tangent kernels fastest."""
     if len(parts) == 1:
         return parts[0][None]
     if not parts[0].dim():

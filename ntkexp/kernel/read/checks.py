@@ -359,8 +359,8 @@ def agree(values: Weights, gradients: Weights, tape: Tape) -> bool:
 def differentiable_weights(
     tape: Tape, trained: frozenset[str]
 ) -> tuple[Weights, Weights]:
-    """Return the weights at which a tape was recorded, and the trained ones among them.
-    Only the trained ones require gradients."""
+    """Return the recorded weights of a tape, and the trained ones. Only the trained
+    ones require gradients."""
     weights = tape.recorded_weights
     leaves = {
         name: weights[name].requires_grad_() for name in weights if name in trained

@@ -206,9 +206,9 @@ to their arguments."""
 class Recorder(DispatchMode):
     """A mode that records operations as they run.
 
-    `rewrites` decides how in-place operations are recorded: as operations that return
-    new tensors, or not at all (raise NotPure). `repeats_random` decides how random
-    numbers are recorded: as inputs of the tape, or not at all (raise Mistake)."""
+    With `rewrites`, it records in-place operations as operations that return new
+    tensors. Otherwise it raises NotPure. With `repeats_random`, it records random
+    numbers as inputs of the tape. Otherwise it raises Mistake."""
 
     def __init__(self, *, rewrites: bool = True, repeats_random: bool = False) -> None:
         super().__init__()

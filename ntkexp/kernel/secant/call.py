@@ -453,8 +453,8 @@ class Call:
         """Record a use of W in a product. Return its tap, factor ΔW + shift · Δb, which
         is a leaf of autograd's graph.
 
-        For a matrix `factor`, the tap has the same rows. For patches [example, use,
-        in], the tap consists of images [example, out, use]."""
+        For a matrix `factor`, the tap has the same rows. For patches
+        [example, use, in], the tap consists of images [example, out, use]."""
         change = weight.change.detach()
         is_matrix = factor.dim() == 2
 
@@ -487,8 +487,8 @@ class Call:
     ) -> Tensor:
         """Record a use in a grouped product. Return its tap, a leaf of autograd's graph.
 
-        For each group g, the tap contains factor_g ΔW_gᵀ + Δb_g, as images [example,
-        out, use]."""
+        For each group g, the tap contains factor_g ΔW_gᵀ + Δb_g, as images
+        [example, out, use]."""
         examples, uses, size = factor.shape
         kernels = weight.change.detach().reshape(groups, -1, size // groups)
         columns = factor.mT.reshape(examples, groups, -1, uses)

@@ -34,8 +34,8 @@ from ntkexp.kernel.record.tape import Entry, Slot, Tape, storage
 
 
 class View(NamedTuple):
-    """A strided view of one contiguous parameter, `weight.as_strided(shape,
-    stride, offset)`."""
+    """A strided view of one contiguous parameter,
+    `weight.as_strided(shape, stride, offset)`."""
 
     name: str
     shape: tuple[int, ...]

@@ -457,11 +457,8 @@ def apply_norm(
 
 @compiled
 def apply_weights(band: KernelBand, shape: BandShape, weights: Array) -> None:
-    """Apply an affine layer with `weights` (s, b, α,
-    β) to the sums K and Θ over a window.
-
-    First Θ ← s Θ + α K + β, then K ← s K + b.
-    """
+    """Apply an affine layer with `weights` = (s, b, α, β) to the sums K and Θ over a
+    window. First Θ ← s Θ + α K + β, then K ← s K + b."""
     K = band.K
     theta = band.theta
     count = np.uintp(shape.size)

@@ -69,8 +69,8 @@ def averaged_slope(call: Call, value: Ends, other: Ends, side: Side) -> Tensor:
 
 
 def angle_by_height(y0: Tensor, y1: Tensor, x: Tensor) -> Tensor:
-    """Return the slope of atan2(y, x) in y, by the angle between (x,
-    y₀) and (x, y₁)."""
+    """Return the slope of atan2(y, x) in y, by the angle between
+    (x, y₀) and (x, y₁)."""
     return angle_quotient(
         x * (y1 - y0),
         x * x + y0 * y1,
@@ -81,8 +81,8 @@ def angle_by_height(y0: Tensor, y1: Tensor, x: Tensor) -> Tensor:
 
 
 def angle_by_width(x0: Tensor, x1: Tensor, y: Tensor) -> Tensor:
-    """Return the slope of atan2(y, x) in x, by the angle between (x₀,
-    y) and (x₁, y)."""
+    """Return the slope of atan2(y, x) in x, by the angle between
+    (x₀, y) and (x₁, y)."""
     return angle_quotient(
         -y * (x1 - x0),
         x0 * x1 + y * y,
