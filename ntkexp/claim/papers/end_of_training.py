@@ -174,8 +174,8 @@ class LinearModes(AbstractTrial):
         miss    √(mean_t (a_k(t) − closed form)²)/s_k, averaged over modes k
 
     Time t = 0 is the moment when a_k first exceeds `from_` · s_k, and the comparison
-    starts there. Initial weights are Gaussian with standard deviation `small`/√width or
-    `large`/√width. The column `start` tells which.
+    starts there. Initial weights are Gaussian, with standard deviation `small`/√width
+    if the column `start` is `small`, and `large`/√width if it is `large`.
 
     A. Saxe, J. McClelland & S. Ganguli, "Exact solutions to the nonlinear dynamics of
     learning in deep linear neural networks" (2013), arXiv:1312.6120."""
