@@ -104,23 +104,21 @@ class EndOfTraining(NetworkTrial):
         x = learner.task.inputs
         y = learner.task.targets
         gradients = vmap(grad(learner.loss_of_one), (None, 0, 0))
-        start = learner.start
-        end = start
+        end = learner.start
         added = {
             name: weight.new_zeros(len(x), *weight.shape)
-            for name, weight in start.items()
+            for name, weight in end.items()
         }
-        until = self.until * float(learner.loss(start).detach())
-        steps = learner.network.learn(
-            start, learner.task, self.steps, self.fraction, until
-        )
-        for step in steps:
+        until = self.until * float(learner.loss(end).detach())
+        for step in learner.network.learn(
+            learner.task, self.steps, self.fraction, until
+        ):
             # sᵢ ← sᵢ − η ∇ℓᵢ
             size = step.size / (self.alpha**2 * len(x))
             for name, gradient in gradients(step.before, x, y).items():
                 added[name] -= size * gradient
             end = step.after
-        return end, {name: of_examples.sum(0) for name, of_examples in added.items()}
+        return end, {name: changes.sum(0) for name, changes in added.items()}
 
 
 @dataclass(frozen=True)
