@@ -402,17 +402,8 @@ def conclude(
         name: judgement(claim.looks[name], finding, measured[name].draws)
         for name, finding in findings.items()
     }
-    claim_record = record_of(planned, judgements, size)
-    write_result(planned, claim_record, tables)
-    return claim_record
-
-
-def record_of(
-    planned: PlannedClaim, looks: Mapping[str, Judgement], size: str
-) -> ClaimRecord:
-    claim = planned.claim
     size_option = [] if size == "default" else [f"--{size}"]
-    return ClaimRecord(
+    claim_record = ClaimRecord(
         path=planned.folder,
         name=claim.name,
         digest=claim.digest,
@@ -421,9 +412,11 @@ def record_of(
         source=claim.source.words,
         refutes=claim.refutes,
         command=command("claims", [claim.name], [*size_option, *planned.options]),
-        looks=looks,
+        looks=judgements,
         identity=claim.identity,
     )
+    write_result(planned, claim_record, tables)
+    return claim_record
 
 
 def write_result(

@@ -37,8 +37,8 @@ GUIDES = {"1/√n": (-0.5, "--"), "1/n": (-1.0, ":")}
 """Guide lines, as label → (power of the width, line style)."""
 
 HEADROOM = 1.15
-"""The error axis ends at this multiple of the highest mean.
-Single seeds may lie far above."""
+"""The end of the error axis, relative to the highest mean. Single seeds may lie far
+above."""
 
 FIRST_ALPHA = 0.2
 """The opacity of the first of several curves. It increases to 1 at the last curve."""

@@ -184,16 +184,10 @@ def judge_again(
         if not looks_unchanged(claim, row, entries[name]):
             continue
         tables = published_tables(folder, claim)
-        looks = {
-            look: stage_of(claim.looks[look], table) for look, table in tables.items()
-        }
-        findings = weigh(
-            {look: judge_table(looks[look], table) for look, table in tables.items()},
-            claim.protocol,
-        )
+        looks = stages_of(claim, tables)
         judgements = {
             look: judgement(looks[look], finding, row[look]["draws"])
-            for look, finding in findings.items()
+            for look, finding in judge_tables(looks, tables, claim).items()
         }
         record = replace(
             published_record(folder, row),
@@ -250,13 +244,23 @@ def published_tables(
     return tables
 
 
-def stage_of(look: Look, table: pd.DataFrame) -> Look:
-    """Return a look at the stage whose seeds are in the table. Raise if the look plans
-    no stage with these seeds."""
-    seeds = sorted({*table["seed"].tolist()})
-    if len(seeds) not in look.sizes or seeds != sorted(look.seeds[: len(seeds)]):
-        raise Mistake("a table has seeds that the claim did not plan")
-    return look.at(look.sizes.index(len(seeds)))
+def stages_of(claim: Claim, tables: Mapping[str, pd.DataFrame]) -> dict[str, Look]:
+    """Return each look at the stage whose seeds are in its table. Raise if the look
+    plans no stage with these seeds."""
+    stages = {}
+    for name, look in claim.looks.items():
+        seeds = sorted({*tables[name]["seed"].tolist()})
+        if len(seeds) not in look.sizes or seeds != sorted(look.seeds[: len(seeds)]):
+            raise Mistake(f"{name}.csv has seeds that the claim did not plan")
+        stages[name] = look.at(look.sizes.index(len(seeds)))
+    return stages
+
+
+def judge_tables(
+    looks: Mapping[str, Look], tables: Mapping[str, pd.DataFrame], claim: Claim
+) -> dict[str, Finding]:
+    findings = {name: judge_table(look, tables[name]) for name, look in looks.items()}
+    return weigh(findings, claim.protocol)
 
 
 def write_tables(folder: Path, record: ClaimRecord, claim: Claim) -> None:
@@ -574,20 +578,16 @@ def differences(
 ) -> Iterator[str]:
     """Judge the tables of a claim again, and yield each difference
     from the published verdict."""
-    findings: dict[str, Finding] = {}
-    looks: dict[str, Look] = {}
-    for name, look in claim.looks.items():
-        table = tables[name]
-        try:
-            looks[name] = stage_of(look, table)
-        except Mistake:
-            yield f"{name}.csv has seeds that the claim did not plan"
-            return
-        if len(deciding_rows(look, table)) < len(table):
+    try:
+        looks = stages_of(claim, tables)
+    except Mistake as mistake:
+        yield str(mistake)
+        return
+    for name, look in looks.items():
+        if len(deciding_rows(look, tables[name])) < len(tables[name]):
             yield f"{name}.csv has rows that decide nothing"
-        findings[name] = judge_table(looks[name], table)
-    findings = weigh(findings, claim.protocol)
 
+    findings = judge_tables(looks, tables, claim)
     verdict = pair_verdict(findings["main"].verdict, findings["second"].verdict)
     if row["verdict"] != verdict:
         yield f"verdict is {row['verdict']}, and the tables say {verdict}"

@@ -50,11 +50,8 @@ def invent(
     generator: np.random.Generator,
     seeds: int = SEEDS,
 ) -> pd.DataFrame:
-    """Draw a random table for a rule. `offset` sets the true value relative
-    to the expected range.
-
-    The true value lies inside the range (−1), at its edge (0) or outside (1).
-    """
+    """Draw a random table for a rule. The true value lies inside the expected range
+    (`offset` −1), at its edge (0) or outside (1)."""
     raise NotImplementedError(f"{type(rule).__name__} has no invented tables")
 
 

@@ -337,7 +337,7 @@ def describe_causes(forgetting: Forgetting) -> str:
         part = forgetting.of_phase(phase)
         if part:
             clauses.append(
-                f"examples of phase {phase}, which the optimizer remembered, by {signed(part)}"
+                f"examples of phase {phase}, through the momentum, by {signed(part)}"
             )
     if forgetting.decay:
         clauses.append(f"decay of the weights by {signed(forgetting.decay)}")

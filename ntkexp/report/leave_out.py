@@ -56,7 +56,7 @@ class Agreement:
         """
         head = f"{counted(self.removals, 'retraining')}: predicted changes"
         if not isfinite(self.correlation):
-            return f"{head} cannot be compared: there are no actual ones, or they are not finite"
+            return f"{head} cannot be compared with actual ones, which do not vary or are not finite"
         sentence = f"{head} correlate {self.correlation:.2f} with actual ones"
         if self.believed:
             return f"{sentence}, and are {size_error(self.size)}"

@@ -103,7 +103,8 @@ class Run:
 
     @property
     def report_folder(self) -> Path:
-        """The folder of pages about the run: `report`, beside `runs` or the run."""
+        """The folder of pages about the run: `report`, next to the folder `runs`, or
+        else next to the run."""
         folder = self.path.parent
         if folder.name == "runs":
             folder = folder.parent

@@ -53,7 +53,6 @@ from ntkexp.init import NTK
 from ntkexp.layer import Polynomial
 from ntkexp.mistake import Mistake
 from ntkexp.model import DeepLinear
-from ntkexp.model.functional import weights_of
 from ntkexp.model.networks import CNN, CNTK, MLP, Linear
 from ntkexp.records.atomic import sealed_text, write_atomically
 from ntkexp.records.sweep import Level
@@ -559,7 +558,7 @@ def test_an_unfinished_training_has_no_turn() -> None:
 def test_a_step_is_no_longer_than_its_stride() -> None:
     module = MLP(width=8, depth=1).module(WIDE_INIT, (3,), 1, stream("weights", 0)).eval()
     x = torch.randn(5, 3, generator=stream("examples", 0), dtype=torch.float64)
-    path = ScaledNetwork(module, 0.01).learn(weights_of(module), LearnedTask(x, x[:, 0]), 5, 0.4, 0.0, stride=0.02)
+    path = ScaledNetwork(module, 0.01).learn(LearnedTask(x, x[:, 0]), 5, 0.4, 0.0, stride=0.02)
     moved = [
         float(length([step.after[name] - step.before[name] for name in step.before]) / length(step.before.values()))
         for step in path
@@ -574,7 +573,7 @@ def test_a_linear_model_does_not_depend_on_the_scale() -> None:
 
     def outputs(alpha: float) -> torch.Tensor:
         network = ScaledNetwork(module, alpha)
-        *_, last = network.learn(network.start, LearnedTask(x, x[:, 0]), 25, 0.2, until=0.0)
+        *_, last = network.learn(LearnedTask(x, x[:, 0]), 25, 0.2, until=0.0)
         return network.outputs(last.after, x)
 
     torch.testing.assert_close(outputs(0.01), outputs(100.0), rtol=1e-10, atol=1e-10)  # differences of large outputs

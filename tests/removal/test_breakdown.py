@@ -353,7 +353,7 @@ def test_the_line_speaks_of_known_and_finite_changes_alone(tmp_path: Path) -> No
     )
     assert agreement_of(wider, 1.0) == agreement_of(found, 1.0)
     none = agreement_of(replace(found, actual=0 * found.actual, predicted=0 * found.predicted), 1.0)
-    assert none.sentence.endswith("cannot be compared: there are no actual ones, or they are not finite")
+    assert none.sentence.endswith("cannot be compared with actual ones, which do not vary or are not finite")
     assert not Agreement(1, 0.9, 1.0, float("nan")).believed
     write_leave_out(tmp_path / "leave_out.zarr", found)
     again = read_leave_out(tmp_path / "leave_out.zarr")

@@ -231,7 +231,7 @@ def test_what_examples_did_is_what_happened(name: str, tmp_path: Path) -> None:
     assert said.count("While ") == len(found)
     page = write_explanations(run, explain(run, "query", [0]), [], tmp_path / "page.html", "ntkexp explain")
     assert all(escape(forgetting_sentence(each)) in page.read_text(encoding="utf-8") for each in found)
-    assert ("the optimizer remembered" in said) == (name in {"remembered", "classes"})
+    assert ("through the momentum" in said) == (name in {"remembered", "classes"})
     assert ("the loss of" in said) == (name == "values")
     assert len(tasks.switches(run)) == phases - 1
     assert tasks.answer(run)[1].startswith(("After its phase, ", "No task"))

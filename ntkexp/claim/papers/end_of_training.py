@@ -104,23 +104,21 @@ class EndOfTraining(NetworkTrial):
         x = learner.task.inputs
         y = learner.task.targets
         gradients = vmap(grad(learner.loss_of_one), (None, 0, 0))
-        start = learner.start
-        end = start
+        end = learner.start
         added = {
             name: weight.new_zeros(len(x), *weight.shape)
-            for name, weight in start.items()
+            for name, weight in end.items()
         }
-        until = self.until * float(learner.loss(start).detach())
-        steps = learner.network.learn(
-            start, learner.task, self.steps, self.fraction, until
-        )
-        for step in steps:
+        until = self.until * float(learner.loss(end).detach())
+        for step in learner.network.learn(
+            learner.task, self.steps, self.fraction, until
+        ):
             # sᵢ ← sᵢ − η ∇ℓᵢ
             size = step.size / (self.alpha**2 * len(x))
             for name, gradient in gradients(step.before, x, y).items():
                 added[name] -= size * gradient
             end = step.after
-        return end, {name: of_examples.sum(0) for name, of_examples in added.items()}
+        return end, {name: changes.sum(0) for name, changes in added.items()}
 
 
 @dataclass(frozen=True)
@@ -174,8 +172,8 @@ class LinearModes(AbstractTrial):
         miss    √(mean_t (a_k(t) − closed form)²)/s_k, averaged over modes k
 
     Time t = 0 is the moment when a_k first exceeds `from_` · s_k, and the comparison
-    starts there. Initial weights are Gaussian with standard deviation `small`/√width or
-    `large`/√width. The column `start` tells which.
+    starts there. Initial weights are Gaussian, with standard deviation `small`/√width
+    if the column `start` is `small`, and `large`/√width if it is `large`.
 
     A. Saxe, J. McClelland & S. Ganguli, "Exact solutions to the nonlinear dynamics of
     learning in deep linear neural networks" (2013), arXiv:1312.6120."""

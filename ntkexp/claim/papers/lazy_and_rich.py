@@ -182,15 +182,14 @@ class ScaledNetwork:
 
     def learn(
         self,
-        weights: Weights,
         task: LearnedTask,
         steps: int,
         fraction: float,
         until: float,
         stride: float = math.inf,
     ) -> Iterator[LearningStep]:
-        """Yield steps of `ScaledDescent` until the loss is at most `until`,
-        but at most `steps`."""
+        """Yield steps of `ScaledDescent` from the start, until the loss is at most
+        `until`, but at most `steps`."""
 
         def largest(weights: Weights) -> float:
             kernel = self.kernel(weights, task.inputs, task.inputs)
@@ -199,7 +198,7 @@ class ScaledNetwork:
         descent = ScaledDescent(
             self.scaled, task.inputs, task.targets[:, None], largest, fraction, stride
         )
-        for step in descent.path(weights, steps):
+        for step in descent.path(self.start, steps):
             if step.loss <= until:
                 return
             yield step
@@ -254,7 +253,7 @@ class AfterKernel(NetworkTrial):
         module = network_of_width(width, self.model, self.init, shape, generator)
         network = ScaledNetwork(module, self.alpha)
         end = network.start
-        for step in network.learn(end, task, self.steps, self.fraction, self.until):
+        for step in network.learn(task, self.steps, self.fraction, self.until):
             end = step.after
         with torch.no_grad():
             loss = float(half_square(network.outputs(end, task.inputs), task.targets))
@@ -437,9 +436,7 @@ class SilentAlignment(AbstractTrial):
         until = self.until * first
         early = None
         last = None
-        for step in network.learn(
-            network.start, task, self.steps, self.fraction, until, self.stride
-        ):
+        for step in network.learn(task, self.steps, self.fraction, until, self.stride):
             if early is None and step.loss <= (1 - self.fallen) * first:
                 early = step.before
             last = step.after

@@ -1,5 +1,4 @@
-"""Retraining without some examples, and attribution scores that are
-meant to predict the effect of this retraining."""
+"""Retraining without some examples, and scores that should predict its effect."""
 
 from __future__ import annotations
 

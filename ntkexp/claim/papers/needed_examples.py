@@ -1,5 +1,4 @@
-"""The phases of training in which a training example is needed, for modular
-addition (grokking)."""
+"""The phases of grokking, and the training examples that each phase needs."""
 
 from __future__ import annotations
 
@@ -40,7 +39,7 @@ from ntkexp.stream import stream
 
 
 class RemovalByPhase(NetworkTrial):
-    """The phases of grokking in which the removal of a training example acts.
+    """The effect of removing a training example, by phases of grokking.
 
     A network f = α (g(θ) − g(θ₀)) learns classes by full-batch gradient descent, with
     the loss ½‖f − y‖²/α² and targets y one-hot minus 1/C. The training is repeated

@@ -164,7 +164,7 @@ class WeightRank(AbstractPathQuantity):
 
         weight           w(x, xᵢ)
         coefficient      aᵢ(x) = 𝒮(x, xᵢ)/𝒦(x, xᵢ), approximately a mean of ℓ′ᵢ over the path
-        contribution     𝒮(x, xᵢ), which includes the kernel
+        contribution     𝒮(x, xᵢ)
 
     The network must have one output. Queries x are the points of a split. The integral
     is computed by the trapezoidal rule over the steps whose kernels are stored. As a

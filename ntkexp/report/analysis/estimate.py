@@ -35,12 +35,12 @@ the scale g.
 
 `compare` compares the interval with an expected range:
 
-    inside           the whole interval lies in the range (equivalence: two one-sided tests, 2.5 %)
-    above, below     the whole interval lies above or below the range
-    across           the interval contains an edge of the range, or there is no interval
+              the interval                                         laws of sweeps   claims
+    inside    lies in the range (two one-sided tests at 2.5 %)     agrees           supported
+    above     lies above the range                                 larger           refuted
+    below     lies below the range                                 smaller          refuted
+    across    contains an edge of the range, or does not exist     undecided        undecided
 
-For inside, above, below and across, the laws of sweeps say `agrees`, `larger`,
-`smaller` and `undecided`. Claims say `supported`, `refuted`, `refuted` and `undecided`.
 The range of an expected exponent is exponent ± margin. An upper bound gives
 (−∞, exponent + margin], a lower bound [exponent − margin, ∞).
 

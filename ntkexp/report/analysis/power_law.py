@@ -120,8 +120,8 @@ def units(x: Array, seeds: NDArray[np.int64]) -> list[Unit]:
     Runs with the same seed have correlated errors, so each seed is one unit, even if it
     was not run at every x. An error that all runs of a seed share, such as a kernel
     that is large at every width, does not change the slope of the seed. A seed with a
-    single x has no slope. If fewer than two seeds were run at several x, seeds with a
-    single x are combined: the k-th seeds at all x form one unit.
+    single x has no slope, and is left out. But if fewer than two seeds have a slope,
+    such seeds are combined: the k-th of them at each x form one unit.
 
     >>> seeds = np.array([0, 0, 1, 1, 2])
     >>> [unit.tolist() for unit in units(np.array([1.0, 2.0, 1.0, 2.0, 1.0]), seeds)]
