@@ -37,13 +37,13 @@ from tests.bench.attribution_case import (
     SEEDS,
     Case,
     Cells,
-    Told,
+    Result,
     Training,
     changes,
     enlarged_digits,
     fresh,
     halves,
-    leavers,
+    removed_groups,
     tsloo,
     two_digits,
 )
@@ -133,7 +133,7 @@ class Measurement:
 
         return program
 
-    def computed(self, work: Work, programs: Callable[[str], Peer]) -> Told:
+    def computed(self, work: Work, programs: Callable[[str], Peer]) -> Result:
         """Compute a cell. Preparations that several cells share are made first, and do not count."""
         case = work.case
         _ = case.rerun
@@ -145,11 +145,11 @@ class Measurement:
         if work.name in ways:
             start = time.process_time()
             found = ways[work.name]()
-            return Told(found, time.process_time() - start)
+            return Result(found, time.process_time() - start)
         letter, _, score = work.name.partition(".")
         (program,) = (each for each in PEERS if each[0] == letter)
         found, seconds = programs(program).ask({**case.handed, "score": score})
-        return Told(found, seconds + READS.get(score, 1) * case.handed["seconds"])
+        return Result(found, seconds + READS.get(score, 1) * case.handed["seconds"])
 
 
 def warm_up() -> None:
@@ -161,7 +161,7 @@ def warm_up() -> None:
 
 
 CELLS = ROOT / "outputs" / "attribution"
-Judged: TypeAlias = Mapping[str, Mapping[str, float]]
+Correlations: TypeAlias = Mapping[str, Mapping[str, float]]
 """For each kind of removal, the correlation of every score; for `s`, its seconds."""
 
 
@@ -185,7 +185,7 @@ def report(
         once = tsloo(enlarged, ONCE) if full is None else tsloo(full.resolve(), PAPER)
     limit = float("inf") if minutes is None else 60 * minutes
     Measurement(kept, [*once, *digits], peers, seeds, limit).run()
-    found = {each.name: judged(kept, each, peers, seeds) for each in (*digits, *once)}
+    found = {each.name: correlations_of_seeds(kept, each, peers, seeds) for each in (*digits, *once)}
     tables = (one_run(digits, found), fresh_seeds(digits, found), seen_once(once, found))
     if peers is not None and not quick:
         LINES.write_text(write(tables), "utf-8")
@@ -194,36 +194,36 @@ def report(
     return [measured.table for measured in tables]
 
 
-def judged(kept: Cells, training: Training, peers: Path | None, seeds: int) -> list[Judged]:
+def correlations_of_seeds(kept: Cells, training: Training, peers: Path | None, seeds: int) -> list[Correlations]:
     """Return the correlations of every seed whose cells are complete."""
     found = []
     for seed in range(seeds):
         case = training.case(seed)
         whole = kept.whole(case, names(training, peers))
         if whole is not None:
-            found.append(held(case, whole, scores(training, peers)))
+            found.append(correlations_of(case, whole, scores(training, peers)))
     return found
 
 
-def held(case: Case, told: Mapping[str, Told], of: Sequence[str]) -> Judged:
+def correlations_of(case: Case, results: Mapping[str, Result], of: Sequence[str]) -> Correlations:
     """Return the correlations of scores with the true changes."""
-    truth, says = told[RETRAINED].found, {name: told[name].found for name in of}
-    found = {who: correlations(says, left, truth[who]) for who, left in leavers(case).items()}
-    found["s"] = {name: told[name].seconds for name in (*of, RETRAINED)}
-    if FRESH in told:
-        outputs, left, says = told[FRESH].found, halves(case), says | {RETRAINED: truth["one"].t()}
+    truth, scored = results[RETRAINED].found, {name: results[name].found for name in of}
+    found = {who: correlations(scored, left, truth[who]) for who, left in removed_groups(case).items()}
+    found["s"] = {name: results[name].seconds for name in (*of, RETRAINED)}
+    if FRESH in results:
+        outputs, left, scored = results[FRESH].found, halves(case), scored | {RETRAINED: truth["one"].t()}
         slope = -case.rerun.loss.output_gradient(truth["end"], case.targets)
-        found["output"] = correlations(says, left, outputs["output"])
-        found["-loss"] = correlations({name: slope * tau for name, tau in says.items()}, left, outputs["-loss"])
+        found["output"] = correlations(scored, left, outputs["output"])
+        found["-loss"] = correlations({name: slope * tau for name, tau in scored.items()}, left, outputs["-loss"])
     return found
 
 
-def correlations(says: Mapping[str, Tensor], left: Tensor, actual: Tensor) -> Mapping[str, float]:
+def correlations(scored: Mapping[str, Tensor], left: Tensor, actual: Tensor) -> Mapping[str, float]:
     """Return the correlation of each score, summed over the removed examples."""
-    return {name: score(left @ tau.t(), actual) for name, tau in says.items()}
+    return {name: score(left @ tau.t(), actual) for name, tau in scored.items()}
 
 
-def one_run(trainings: Sequence[Training], found: Mapping[str, Sequence[Judged]]) -> Scores:
+def one_run(trainings: Sequence[Training], found: Mapping[str, Sequence[Correlations]]) -> Scores:
     """Return the table of the same run without examples."""
     size = trainings[0].size
     title = (
@@ -233,7 +233,7 @@ def one_run(trainings: Sequence[Training], found: Mapping[str, Sequence[Judged]]
     return table(title, "left out", ("one", "5 %", "50 %", "s"), trainings, found, without=("5 effects",))
 
 
-def fresh_seeds(trainings: Sequence[Training], found: Mapping[str, Sequence[Judged]]) -> Scores:
+def fresh_seeds(trainings: Sequence[Training], found: Mapping[str, Sequence[Correlations]]) -> Scores:
     """Return the table of trainings on halves."""
     size = trainings[0].size
     title = (
@@ -243,7 +243,7 @@ def fresh_seeds(trainings: Sequence[Training], found: Mapping[str, Sequence[Judg
     return table(title, "asked", ("output", "-loss", "s"), trainings, found)
 
 
-def seen_once(trainings: Sequence[Training], found: Mapping[str, Sequence[Judged]]) -> Scores:
+def seen_once(trainings: Sequence[Training], found: Mapping[str, Sequence[Correlations]]) -> Scores:
     """Return the table of one pass over images."""
     size = trainings[0].size
     title = (
@@ -258,7 +258,7 @@ def table(
     column: str,
     rows: Sequence[str],
     trainings: Sequence[Training],
-    found: Mapping[str, Sequence[Judged]],
+    found: Mapping[str, Sequence[Correlations]],
     without: Sequence[str] = (),
 ) -> Scores:
     """Return the rows of every training with a complete seed, without some scores."""

@@ -38,7 +38,7 @@ from tests.bench.peers import PACKAGES
 DAMPING = 0.1  # of influence functions, relative to the mean eigenvalue; 0.01 was worse
 MODELS = 5  # trainings that TRAK and `5 effects` average over
 DIMENSION = 32  # of TRAK's projection; 8 and 16 are slightly better, 64 is worse
-BETWEEN = 1000  # distance of the seeds of trainings on the same data
+SEED_DISTANCE = 1000  # distance of the seeds of trainings on the same data
 
 
 class Size(NamedTuple):
@@ -85,7 +85,7 @@ class Case:
 
     def rerun_from(self, other: int) -> Rerun:
         """Return a training on the same data, with another start and order."""
-        seed = self.seed + BETWEEN * other
+        seed = self.seed + SEED_DISTANCE * other
         experiment = self.experiment.model_copy(update={"seed": seed})
         module = draw_network(experiment, self.problem.data, self.problem.outputs)
         return replace(self.rerun, start=weights_of(module), seed=seed)
@@ -171,7 +171,7 @@ PEERS = {"dattri": ("TracIn", "infl.", "TRAK"), "traker": ("TRAK",)}
 """Other programs, and their scores."""
 
 
-class Told(NamedTuple):
+class Result(NamedTuple):
     """A result, and its CPU seconds."""
 
     found: Any
@@ -190,25 +190,25 @@ class Cells:
         digest = sha256(repr((made_by, case, name)).encode()).hexdigest()[:16]
         return self.folder / f"{name.replace(' ', '_')}-{digest}.pt"
 
-    def read(self, case: Case, name: str) -> Told | None:
+    def read(self, case: Case, name: str) -> Result | None:
         """Return a cell, or None if it is missing."""
         path = self.path(case, name)
         if not path.exists():
             return None
         kept = torch.load(path)
-        return Told(kept["found"], kept["seconds"])
+        return Result(kept["found"], kept["seconds"])
 
-    def whole(self, case: Case, names: tuple[str, ...]) -> Mapping[str, Told] | None:
+    def whole(self, case: Case, names: tuple[str, ...]) -> Mapping[str, Result] | None:
         """Return the cells of a training, or None if one is missing."""
-        found = {name: told for name in names if (told := self.read(case, name)) is not None}
+        found = {name: result for name in names if (result := self.read(case, name)) is not None}
         return found if len(found) == len(names) else None
 
-    def keep(self, case: Case, name: str, told: Told) -> None:
+    def keep(self, case: Case, name: str, result: Result) -> None:
         """Write a cell atomically."""
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.path(case, name)
         part = path.with_suffix(".part")
-        torch.save(told._asdict(), part)
+        torch.save(result._asdict(), part)
         os.replace(part, path)
 
 
@@ -218,10 +218,10 @@ class Cells:
 #     fresh       random halves of the examples, each with its own start and order
 
 
-FIRST = 100 * MODELS  # number of the first fresh training; no score uses its seed
+FIRST_FRESH = 100 * MODELS  # number of the first fresh training; no score uses its seed
 
 
-def leavers(case: Case) -> dict[str, Float[Tensor, "group train"]]:
+def removed_groups(case: Case) -> dict[str, Float[Tensor, "group train"]]:
     """Return the removed groups: 1 for removed examples, 0 for others."""
     size, generator = case.size, stream("left out", case.seed)
     order = torch.randperm(size.train, generator=generator)[: size.alone]
@@ -244,7 +244,7 @@ def drawn(groups: int, many: int, train: int, generator: torch.Generator) -> Flo
 def changes(case: Case) -> dict[str, Tensor]:
     """Return the change of F caused by each removal, and the original outputs as `end`."""
     rerun, found = case.rerun, dict[str, Tensor]()
-    for who, left in leavers(case).items():
+    for who, left in removed_groups(case).items():
         ends = trained(rerun, torch.cat([rerun.unit_weights[None], rerun.unit_weights - left]))
         with torch.no_grad():
             asked = torch.stack([case.of(end) for end in ends])
@@ -264,7 +264,7 @@ def fresh(case: Case) -> dict[str, Tensor]:
 
 def fresh_ends(case: Case, weight: Float[Tensor, "training train"]) -> Float[Tensor, "training weight"]:
     """Train several times, each with its own start, order and example weights. Return the final weights."""
-    rerun, others = case.rerun, [case.rerun_from(FIRST + k) for k in range(len(weight))]
+    rerun, others = case.rerun, [case.rerun_from(FIRST_FRESH + k) for k in range(len(weight))]
     weights = torch.stack([rerun.flat.vector(other.start) for other in others])
     memory: Memory = {}
     for step in range(rerun.length):

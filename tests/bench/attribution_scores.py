@@ -44,7 +44,7 @@ PROBES = 32  # random vectors of the trace estimate
 
 
 def tracin(rerun: Rerun, asked: Asked) -> Float[Tensor, "point train"]:
-    """Return the sum of gradient products over all steps with the example."""
+    """Return TracIn at every step."""
     score = None
     for taken in retrain(rerun, rerun.unit_weights[None]):
         drawn = rerun.batch(taken.step)
@@ -59,7 +59,7 @@ def tracin(rerun: Rerun, asked: Asked) -> Float[Tensor, "point train"]:
 
 
 def last_product(rerun: Rerun, asked: Asked) -> Float[Tensor, "point train"]:
-    """Return the gradient products at the end."""
+    """Return the last gradient products."""
     end = end_of(rerun)
     return scores(rerun, end, torch.arange(rerun.examples), slopes(asked, end))
 
@@ -87,19 +87,19 @@ def damping_of(rerun: Rerun, weights: Float[Tensor, " weight"], share: float) ->
 def gauss_newton(
     rerun: Rerun, weights: Float[Tensor, " weight"], vectors: Float[Tensor, "vector weight"]
 ) -> Float[Tensor, "vector weight"]:
-    """Return G times each vector."""
+    """Return G v = Σᵢ Jᵢᵀ ℓ″ᵢ Jᵢ v/N for each vector v."""
 
     def outputs(vector: Tensor) -> Tensor:
         return rerun.outputs(vector, rerun.inputs)
 
     load_forward_mode()
     with torch.no_grad():
-        there, pull = vjp(outputs, weights)[:2]
+        at_weights, transposed_jacobian = vjp(outputs, weights)[:2]
 
         def product(vector: Tensor) -> Tensor:
-            along = jvp(outputs, (weights,), (vector,))[1]
-            bent = jvp(lambda f: rerun.loss.output_gradient(f, rerun.targets), (there,), (along,))[1]
-            found: Tensor = pull(bent / rerun.examples)[0]
+            output_change = jvp(outputs, (weights,), (vector,))[1]  # J v
+            bent = jvp(lambda f: rerun.loss.output_gradient(f, rerun.targets), (at_weights,), (output_change,))[1]
+            found: Tensor = transposed_jacobian(bent / rerun.examples)[0]
             return found
 
         return batched_map(product, vectors, chunk_size=TRAININGS_AT_ONCE)
@@ -108,19 +108,22 @@ def gauss_newton(
 def conjugate_gradients(
     matrix: Callable[[Tensor], Tensor], right: Float[Tensor, "vector weight"]
 ) -> Float[Tensor, "vector weight"]:
-    """Solve for each row, in one batch."""
-    solved, left = torch.zeros_like(right), right.clone()
-    ahead, size = left.clone(), left.square().sum(1, keepdim=True)
-    enough = RESIDUAL**2 * size
+    """Solve A x = b for each row b, in one batch.
+
+    With α = ‖r‖²/(p·A p), x ← x + α p, r ← r − α A p, and p ← r + (‖r‖²/‖r before‖²) p.
+    """
+    solution, residual = torch.zeros_like(right), right.clone()
+    direction, square = residual.clone(), residual.square().sum(1, keepdim=True)
+    enough = RESIDUAL**2 * square
     for _ in range(ITERATIONS):
-        if bool((size <= enough).all()):
+        if bool((square <= enough).all()):
             break
-        bent = matrix(ahead)
-        step = torch.where(size > enough, size / (ahead * bent).sum(1, keepdim=True), 0.0)
-        solved, left = solved + step * ahead, left - step * bent
-        before, size = size, left.square().sum(1, keepdim=True)
-        ahead = left + torch.where(before > 0, size / before, 0.0) * ahead
-    return solved
+        image = matrix(direction)
+        step = torch.where(square > enough, square / (direction * image).sum(1, keepdim=True), 0.0)
+        solution, residual = solution + step * direction, residual - step * image
+        before, square = square, residual.square().sum(1, keepdim=True)
+        direction = residual + torch.where(before > 0, square / before, 0.0) * direction
+    return solution
 
 
 def slopes(asked: Asked, weights: Float[Tensor, " weight"]) -> Float[Tensor, "point weight"]:

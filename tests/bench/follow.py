@@ -102,15 +102,15 @@ class Cost:
     """CPU seconds of a bare and of followed steps, and the bytes stored per step and weight."""
 
     bare: float
-    held: float
+    in_memory: float
     on_disk: float
     kept: float
 
     @property
     def row(self) -> list[str]:
         """The cells of the table."""
-        times = [milliseconds(each) for each in (self.bare, self.held, self.on_disk)]
-        return [*times, *(f"{each / self.bare:.2f}" for each in (self.held, self.on_disk)), f"{self.kept:.1f}"]
+        times = [milliseconds(each) for each in (self.bare, self.in_memory, self.on_disk)]
+        return [*times, *(f"{each / self.bare:.2f}" for each in (self.in_memory, self.on_disk)), f"{self.kept:.1f}"]
 
 
 def report(*, quick: bool) -> list[Table]:
@@ -187,11 +187,11 @@ def followed_loop(words: int, batch: int, steps: int) -> list[float]:
 
 def measured(case: Case, optimizer: Optimizer, turns: int) -> Cost:
     """Return the cost of following a loop, without the first turn."""
-    bare, held, on_disk = loops = [Loop.of(case, optimizer) for _ in range(3)]
+    bare, in_memory, on_disk = loops = [Loop.of(case, optimizer) for _ in range(3)]
     seconds: list[list[float]] = [[], [], []]
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory())) / "trace"
-        trace = stack.enter_context(follow(held.model, held.optimizer, queries=case.x[:1]))
+        trace = stack.enter_context(follow(in_memory.model, in_memory.optimizer, queries=case.x[:1]))
         stack.enter_context(follow(on_disk.model, on_disk.optimizer, queries=case.x[:1], to=folder))
         for _ in range(turns + 1):
             for each, found in zip(loops, seconds, strict=True):

@@ -35,7 +35,8 @@ from tests.bench import scorers
 from tests.bench.attribution_asked import AbstractAsked
 from tests.bench.language_validation import compare, language_model, losses, recorded, texts
 
-DIMENSION, GRAM, SATURATES, BY_LENGTH = 128, 3, 1.5, 0.75
+DIMENSION = 128  # of TRAK's projection
+GRAM, K1, B = 3, 1.5, 0.75  # of BM25
 Score: TypeAlias = Callable[[nn.Module, Tensor, Tensor], Tensor]
 """A function of a trained model, its texts and the queries. It returns scores [query, text]."""
 
@@ -51,8 +52,8 @@ class Logits(nn.Module):
                 weight, bias = layer.get_parameter("weight"), layer.get_parameter("bias")
                 plain = nn.Linear(len(weight), len(bias)).to(weight)
                 plain.weight.data, plain.bias.data = weight.detach().T.contiguous(), bias.detach()
-                place, _, last = name.rpartition(".")
-                setattr(inner.get_submodule(place), last, plain)
+                parent, _, own_name = name.rpartition(".")
+                setattr(inner.get_submodule(parent), own_name, plain)
 
     def forward(self, tokens: Tensor) -> Tensor:
         found: Tensor = self.inner(input_ids=tokens, use_cache=False).logits
@@ -80,16 +81,20 @@ def cosine(model: nn.Module, seen: Tensor, asked: Tensor) -> Tensor:
 
 
 def bm25(_: nn.Module, seen: Tensor, asked: Tensor) -> Tensor:
-    """Return minus Okapi's BM25, which needs no model."""
-    known, wanted = ([grams(row) for row in each.tolist()] for each in (seen, asked))
-    held = Counter(gram for row in known for gram in row)
-    rare = {gram: math.log(1 + (len(known) - count + 0.5) / (count + 0.5)) for gram, count in held.items()}
-    mean = sum(sum(row.values()) for row in known) / len(known)
-    found = torch.zeros(len(wanted), len(known), dtype=torch.float64)
-    for q, query in enumerate(wanted):
-        for k, row in enumerate(known):
-            shorten = SATURATES * (1 - BY_LENGTH + BY_LENGTH * sum(row.values()) / mean)
-            found[q, k] = -sum(rare[g] * row[g] * (SATURATES + 1) / (row[g] + shorten) for g in query if g in row)
+    """Return minus Okapi's BM25, which needs no model: Σ_g log(1 + (N − N_g + ½)/(N_g + ½)) n_g (k₁ + 1)/(n_g + k)
+    over the sequences g of the query, for k = k₁ (1 − b + b L/L̄).
+
+    N_g of N texts contain g. The text has L sequences, n_g of them g; L̄ is the mean of L over texts.
+    """
+    texts, queries = ([grams(row) for row in each.tolist()] for each in (seen, asked))
+    texts_with = Counter(gram for text in texts for gram in text)
+    rarity = {gram: math.log(1 + (len(texts) - count + 0.5) / (count + 0.5)) for gram, count in texts_with.items()}
+    mean_length = sum(text.total() for text in texts) / len(texts)
+    found = torch.zeros(len(queries), len(texts), dtype=torch.float64)
+    for q, query in enumerate(queries):
+        for t, text in enumerate(texts):
+            k = K1 * (1 - B + B * text.total() / mean_length)
+            found[q, t] = -sum(rarity[g] * text[g] * (K1 + 1) / (text[g] + k) for g in query if g in text)
     return found
 
 
@@ -114,9 +119,8 @@ def ekfac(model: nn.Module, seen: Tensor, asked: Tensor) -> Tensor:
             return losses(model(batch[0]), batch[0]).sum()
 
     task, train, read = Language(), TensorDataset(seen), TensorDataset(asked)
-    with tempfile.TemporaryDirectory() as place:
-        ready = prepare_model(model, task)
-        analyzer = Analyzer("gpt2", ready, task, cpu=True, disable_tqdm=True, output_dir=place)
+    with tempfile.TemporaryDirectory() as folder:
+        analyzer = Analyzer("gpt2", prepare_model(model, task), task, cpu=True, disable_tqdm=True, output_dir=folder)
         analyzer.fit_all_factors("factors", train, per_device_batch_size=50)
         analyzer.compute_pairwise_scores("scores", "factors", read, train, per_device_query_batch_size=50)
         found: Tensor = analyzer.load_pairwise_scores("scores")["all_modules"]

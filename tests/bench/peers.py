@@ -18,28 +18,28 @@ from typing import Any, Self, TypeAlias
 import torch
 
 ROOT = Path(__file__).parents[2]
-KNOWS_US = os.environ | {"PYTHONPATH": str(ROOT)}
-OURS = ("-c", str(ROOT / "constraints.txt"), "torch", "numpy")
-NETWORKS = (*OURS, "jaxtyping", "pydantic")  # needed to unpickle networks of ntkexp
+ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT)}
+OUR_TORCH = ("-c", str(ROOT / "constraints.txt"), "torch", "numpy")
+WITH_NETWORKS = (*OUR_TORCH, "jaxtyping", "pydantic")  # which unpickling a network of ntkexp needs
 PACKAGES = {
     "neural_tangents": ("jax==0.4.23", "jaxlib==0.4.23", "neural_tangents==0.6.5", "numpy<2", "scipy<1.13"),
-    "nngeometry": (*OURS, "nngeometry==0.4"),
-    "dattri": (*NETWORKS, "dattri==0.3.0"),
-    "traker": (*NETWORKS, "traker==0.3.2"),
+    "nngeometry": (*OUR_TORCH, "nngeometry==0.4"),
+    "dattri": (*WITH_NETWORKS, "dattri==0.3.0"),
+    "traker": (*WITH_NETWORKS, "traker==0.3.2"),
 }
 """neural_tangents does not import on newer versions of JAX."""
 
 
 def environment(folder: Path, program: str) -> Path:
     """Return the interpreter of the environment of a program. Install the program if it is missing."""
-    python, whole = (folder / program / name for name in ("bin/python", "whole"))
-    if not whole.exists():  # not installed, or interrupted before
+    python, is_installed = (folder / program / name for name in ("bin/python", "whole"))
+    if not is_installed.exists():  # or its installation was interrupted
         try:
             subprocess.run([sys.executable, "-m", "venv", folder / program], check=True)
             subprocess.run([python, "-m", "pip", "install", "--quiet", *PACKAGES[program]], check=True)
         except (OSError, subprocess.CalledProcessError) as error:
             raise SystemExit(f"{program} cannot be installed in {folder}: {error}") from error
-        whole.touch()
+        is_installed.touch()
     return python
 
 
@@ -53,7 +53,7 @@ class Peer:
     def __enter__(self) -> Self:
         self.errors = tempfile.TemporaryFile("w+")
         self.process = subprocess.Popen(
-            self.command, env=KNOWS_US, text=True, stdin=PIPE, stdout=PIPE, stderr=self.errors
+            self.command, env=ENVIRONMENT, text=True, stdin=PIPE, stdout=PIPE, stderr=self.errors
         )
         return self
 
@@ -94,7 +94,7 @@ class Peers:
     seconds: float = SECONDS
 
     def racer(self, program: str, race: str, threads: int) -> Racer:
-        """A program that can be asked for the seconds of calls."""
+        """Return a program that can be asked for the seconds of calls."""
         python = environment(self.folder, program)
         return Racer((str(python), "-m", "tests.bench.racers", race, str(threads)), self.seconds)
 
@@ -128,7 +128,7 @@ class Racer:
     seconds: float
     first: float = FIRST
     process: subprocess.Popen[bytes] | None = field(default=None, init=False)
-    known: set[str] = field(default_factory=set, init=False)
+    asked: set[str] = field(default_factory=set, init=False)
 
     def __enter__(self) -> Self:
         return self
@@ -141,14 +141,14 @@ class Racer:
         question = json.dumps(kernel)
         if self.process is None:
             self.process = subprocess.Popen(
-                self.command, env=KNOWS_US, stdin=PIPE, stdout=PIPE, stderr=subprocess.DEVNULL, bufsize=0
+                self.command, env=ENVIRONMENT, stdin=PIPE, stdout=PIPE, stderr=subprocess.DEVNULL, bufsize=0
             )
-            self.known.clear()
+            self.asked.clear()
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.write(question.encode() + b"\n")
-        limit = self.seconds + (0.0 if question in self.known else self.first)
-        self.known.add(question)
+        limit = self.seconds + (0.0 if question in self.asked else self.first)
+        self.asked.add(question)
         if not select.select([self.process.stdout], [], [], limit)[0]:
             self.stop()
             return f"> {self.seconds:g} s"

@@ -58,23 +58,23 @@ def loaders_of(case: Mapping[str, Any]) -> Loaders:
 def tracin(case: Mapping[str, Any], loaders: Loaders) -> Tensor:
     from dattri.algorithm.tracin import TracInAttributor  # type: ignore[import-not-found, unused-ignore]  # noqa: PLC0415
 
-    asked = task(case, case["checkpoints"], loss, asked_of)
+    question = task(case, case["checkpoints"], loss, asked_of)
     attributor = TracInAttributor(
-        asked, torch.tensor(case["sizes"]), normalized_grad=False, projector_kwargs={"proj_type": "identity"}
+        question, torch.tensor(case["sizes"]), normalized_grad=False, projector_kwargs={"proj_type": "identity"}
     )
-    told: Tensor = attributor.attribute(*loaders)
-    return told
+    found: Tensor = attributor.attribute(*loaders)
+    return found
 
 
 def influence(case: Mapping[str, Any], loaders: Loaders) -> Tensor:
     from dattri.algorithm.influence_function import IFAttributorCG  # type: ignore[import-not-found, unused-ignore]  # noqa: PLC0415
 
-    asked = task(case, case["ends"][:1], loss, asked_of)
-    attributor = IFAttributorCG(asked, max_iter=ITERATIONS, regularization=case["damping"])
+    question = task(case, case["ends"][:1], loss, asked_of)
+    attributor = IFAttributorCG(question, max_iter=ITERATIONS, regularization=case["damping"])
     attributor.cache(loaders[0])
     read = DataLoader(loaders[1].dataset, batch_size=AT_ONCE)
-    told: Tensor = attributor.attribute(loaders[0], read)
-    return told
+    found: Tensor = attributor.attribute(loaders[0], read)
+    return found
 
 
 def trak(case: Mapping[str, Any], loaders: Loaders) -> Tensor:
@@ -84,13 +84,13 @@ def trak(case: Mapping[str, Any], loaders: Loaders) -> Tensor:
         found: Tensor = 1 - case["asked"].pull(*outputs(case, weights, batch))
         return found
 
-    asked = task(case, case["ends"], margin, margin)
-    attributor = TRAKAttributor(asked, probability, projector_kwargs={"proj_dim": case["dimension"]})
+    question = task(case, case["ends"], margin, margin)
+    attributor = TRAKAttributor(question, probability, projector_kwargs={"proj_dim": case["dimension"]})
     attributor.cache(loaders[0])
     inputs, targets = next(iter(loaders[1]))
     read = TensorDataset(inputs, case["asked"].targets(targets))
-    told: Tensor = attributor.attribute(DataLoader(read, batch_size=len(read)))
-    changed: Tensor = -case["asked"].margin_raises * told  # without the example
+    found: Tensor = attributor.attribute(DataLoader(read, batch_size=len(read)))
+    changed: Tensor = -case["asked"].margin_raises * found  # without the example
     return changed
 
 
@@ -112,8 +112,8 @@ def task(case: Mapping[str, Any], checkpoints: list[dict[str, Tensor]], trained:
 def outputs(case: Mapping[str, Any], weights: dict[str, Tensor], batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     """Return f and y of one or several examples."""
     inputs, targets = batch
-    one = inputs.dim() < case["inputs"].dim()
-    several, wanted = (inputs[None], targets[None]) if one else (inputs, targets)
+    is_single = inputs.dim() < case["inputs"].dim()
+    several, wanted = (inputs[None], targets[None]) if is_single else (inputs, targets)
     found: Tensor = functional_call(case["network"], weights, (several,))
     return found, wanted
 
@@ -160,8 +160,8 @@ def traker(case: Mapping[str, Any]) -> Tensor:
         for number, end in enumerate(ends):
             scorer.start_scoring_checkpoint("read", end, model_id=number, num_targets=len(read[0]))
             scorer.score(batch=read, num_samples=len(read[0]))
-        told: Tensor = torch.as_tensor(scorer.finalize_scores("read")).double()
-        changed: Tensor = -case["asked"].margin_raises * told.T.clone()  # without the example
+        found: Tensor = torch.as_tensor(scorer.finalize_scores("read")).double()
+        changed: Tensor = -case["asked"].margin_raises * found.T.clone()  # without the example
         return changed
 
 

@@ -21,7 +21,7 @@ from tests.bench import attribution_scores
 from tests.bench.__main__ import CELLS, REPORTS, main, parse
 from tests.bench.attribution import Measurement
 from tests.bench.attribution_asked import AbstractAsked, OneOutput, OwnLoss
-from tests.bench.attribution_case import FIRST, QUICK, Case, Cells, Size, Training, changes, fresh_ends
+from tests.bench.attribution_case import FIRST_FRESH, QUICK, Case, Cells, Size, Training, changes, fresh_ends
 from tests.bench.attribution_page import LINES, PAGE, page, read
 from tests.bench.attribution_scores import damping_of, end_of, gauss_newton, influence, last_product, slopes, tracin
 from tests.bench.peers import Answer, Racer, median_of
@@ -152,7 +152,7 @@ def test_a_single_step_without_an_example_is_training_without_it(words: tuple[st
 def test_fresh_trainings_are_those_of_their_seeds_one_by_one() -> None:
     case = case_of(*SGD, "optimizer=adam", "optimizer.step_size=0.01", size=QUICK._replace(batch=5))
     weight = 1 - torch.eye(case.size.train).double()[:2]
-    expected = [trained(case.rerun_from(FIRST + k), weight[[k]])[0] for k in range(2)]
+    expected = [trained(case.rerun_from(FIRST_FRESH + k), weight[[k]])[0] for k in range(2)]
     assert not torch.allclose(expected[0], expected[1], atol=0.1)
     torch.testing.assert_close(fresh_ends(case, weight), torch.stack(expected), rtol=ROUNDING, atol=ROUNDING)
 
