@@ -25,6 +25,7 @@ from ntkexp.experiment.experiment import Experiment
 from ntkexp.experiment.identity import identity
 from ntkexp.machine.base import PathKernel, Prediction
 from ntkexp.mistake import Mistake
+from ntkexp.model.functional import save_tensors
 from ntkexp.on_disk import RowsOfArray
 from ntkexp.path.integrals import ComponentSums, StepTotals
 from ntkexp.path.points import NetworkView
@@ -167,7 +168,7 @@ def write_outcome(folder: RunFolder, setting: Setting, outcome: Outcome) -> None
 
     write_results(path / "results.csv", outcome.results)
     with being_written(path / "weights.pt") as file:
-        torch.save(end_weights(setting.problem.weights, outcome.weights), file)
+        save_tensors(end_weights(setting.problem.weights, outcome.weights), file)
 
 
 def write_kernels(path: Path, setting: Setting, outcome: Outcome) -> None:
