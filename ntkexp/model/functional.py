@@ -14,7 +14,7 @@ from copy import copy, deepcopy
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any, TypeAlias
+from typing import Any, BinaryIO, TypeAlias
 
 import torch
 from jaxtyping import Float
@@ -68,6 +68,19 @@ def load_tensors(
         raise Damaged(
             f"{path} is damaged: it does not hold tensors alone ({type(error).__name__})"
         ) from None
+
+
+def save_tensors(content: Mapping[str, Any], file: BinaryIO) -> None:
+    """Write tensors so that `load_tensors` can read them.
+
+    If the disk is full, raise the OSError of the write. torch replaces this error by a
+    RuntimeError about positions in the file."""
+    try:
+        torch.save(content, file)
+    except RuntimeError as error:
+        if isinstance(error.__context__, OSError):
+            raise error.__context__ from None
+        raise
 
 
 # --- The function of a module.

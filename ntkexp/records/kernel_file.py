@@ -47,10 +47,8 @@ from ntkexp.records.kernels import (
 from ntkexp.records.own_files import (
     HALF_WRITTEN,
     STORED,
-    files_in,
     refuse_strangers,
-    remove_empty_folders,
-    remove_files,
+    remove_store,
 )
 from ntkexp.text import several
 
@@ -174,14 +172,20 @@ def create(
     path: Path, layout: Layout, facts: Facts, arrays: Mapping[str, NDArray[np.generic]]
 ) -> None:
     """Create a kernel file without tiles, atomically.
-    Replace a kernel file at this path."""
+    Replace a kernel file at this path.
+
+    A former kernel file gets another name before it is removed. So after a kill at any
+    moment, the kernel file is complete or absent, and the next call removes the rest."""
     partial = path.with_name(f".{path.name}{PARTIAL}")
-    for link in (partial, path):
+    former = path.with_name(f".{path.name}.former{PARTIAL}")
+    for link in (partial, former, path):
         if link.is_symlink():
             raise Mistake(
                 f"{link} is a link, and kernel files are not written through links; choose "
                 "another place"
             )
+    for rest in (partial, former):
+        remove_store(rest, SEALS)
     store = create_store(
         partial, {**facts, "kernels": list(layout.kernels), "side": layout.tiling.side}
     )
@@ -193,9 +197,9 @@ def create(
     )
     if path.is_dir():
         refuse_foreign_files(path)
-        remove_files(path, files_in(path))
-        remove_empty_folders(path)
+        path.rename(former)
     partial.replace(path)
+    remove_store(former, SEALS)
 
 
 def preallocate_kernels(store: zarr.Group, layout: Layout) -> None:

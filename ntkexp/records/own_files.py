@@ -63,11 +63,12 @@ def remove_empty_folders(folder: Path) -> None:
                 os.rmdir(parent)
 
 
-def remove_store(path: Path) -> None:
-    """Remove a store of arrays, if it exists. Raise if it contains other files."""
+def remove_store(path: Path, also: str = "") -> None:
+    """Remove a store of arrays, if it exists. Raise if it contains other files, except
+    the file whose relative path is `also`."""
     if not path.is_dir():
         return
-    refuse_strangers(path, re.compile(STORED).fullmatch)
+    refuse_strangers(path, re.compile(rf"{STORED}|{re.escape(also)}").fullmatch)
     remove_files(path, files_in(path))
     remove_empty_folders(path)
     path.rmdir()

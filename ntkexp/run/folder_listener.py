@@ -25,7 +25,7 @@ from ntkexp.experiment.experiment import Experiment
 from ntkexp.experiment.identity import identity
 from ntkexp.machine.base import PathKernel, Prediction
 from ntkexp.mistake import Mistake
-from ntkexp.model.functional import named_members
+from ntkexp.model.functional import named_members, save_tensors
 from ntkexp.on_disk import RowsOfArray
 from ntkexp.path.integrals import ComponentSums, StepTotals
 from ntkexp.path.points import NetworkView
@@ -169,7 +169,8 @@ def write_outcome(folder: RunFolder, setting: Setting, outcome: Outcome) -> None
     write_results(path / "results.csv", outcome.results)
     problem = setting.problem
     with being_written(path / "weights.pt") as file:
-        torch.save(state_dicts(problem.module, problem.weights, outcome.weights), file)
+        state = state_dicts(problem.module, problem.weights, outcome.weights)
+        save_tensors(state, file)
 
 
 def write_kernels(path: Path, setting: Setting, outcome: Outcome) -> None:

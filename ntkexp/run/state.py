@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_map
 from ntkexp.capacity import require_disk
 from ntkexp.effects.sweep import ChunkedSweep
 from ntkexp.kernel import Closure
-from ntkexp.model.functional import load_tensors
+from ntkexp.model.functional import load_tensors, save_tensors
 from ntkexp.on_disk import RowsInFile, blocks, is_on_disk
 from ntkexp.optimizer.base import Memory
 from ntkexp.path.domain import Domain
@@ -252,7 +252,7 @@ def save(folder: RunFolder, state: Checkpoint, step: int, identity: str) -> None
     that the rest of the run uses."""
     run, sums = save_sums(folder.path, step, state["run"])
     with being_sealed(folder.path / CHECKPOINT, identity) as file:
-        torch.save({**state, "run": run, "sums": sums}, file)
+        save_tensors({**state, "run": run, "sums": sums}, file)
     drop_sums(folder.path, sums)
 
 

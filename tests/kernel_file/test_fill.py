@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import tracemalloc
+from collections.abc import Callable
 from concurrent.futures import Future, wait
+from itertools import count
 from math import acos, inf, pi, sqrt
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -96,6 +100,33 @@ def test_what_is_finished_is_not_computed_again(tmp_path: Path) -> None:
     assert again.seen == []
     filled(path, again, force=True)
     assert again.seen
+
+
+@pytest.mark.parametrize("change", ["replace", "unlink"])
+def test_a_kill_while_a_file_is_replaced_is_no_obstacle(
+    change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder is copied before a file or folder gets its name, or before some files are removed."""
+    made, calls = tmp_path / "made", count()
+    changed: Callable[..., Any] = getattr(Path, change)
+    killed: list[Path] = []
+
+    def leaving(path: Path, *arguments: Any, **options: Any) -> Any:
+        is_chosen = path.name == ".k.zarr.partial" if change == "replace" else next(calls) % 9 == 0
+        if is_chosen:
+            killed.append(shutil.copytree(made, tmp_path / f"killed-{len(killed)}"))
+        return changed(path, *arguments, **options)
+
+    products(made / "k.zarr")
+    expected = contents(made / "k.zarr")
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, change, leaving)
+        products(made / "k.zarr", force=True)
+    assert killed
+    for folder in killed:
+        assert products(folder / "k.zarr", force=True).missing() == []
+        assert contents(folder / "k.zarr") == expected
+        assert [entry.name for entry in folder.iterdir() if entry.name != "k.zarr"] == []
 
 
 @pytest.mark.sample(2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import pickle
 import shutil
@@ -10,6 +11,7 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -20,6 +22,7 @@ from ntkexp.cli.main import run
 from ntkexp.config.compose import compose
 from ntkexp.experiment.identity import folder_name
 from ntkexp.mistake import Mistake
+from ntkexp.model.functional import save_tensors
 from ntkexp.progress import Silent
 from ntkexp.records.atomic import read_object
 from ntkexp.records.contributions import REMOVAL_FOLDER
@@ -378,6 +381,28 @@ def test_a_run_that_diverged_ends_by_saying_so(tmp_path: Path, capfd: Said) -> N
     assert "reproduces it to rounding" in verdict
     assert "trained network" not in verdict
     assert what_came_out([load_run(folder)]) == verdict
+
+
+class FilledFile(io.BytesIO):
+    """A file on a disk that is full after some bytes."""
+
+    def __init__(self, room: int) -> None:
+        super().__init__()
+        self.room = room
+
+    def write(self, content: Any) -> int:
+        if self.tell() + memoryview(content).nbytes > self.room:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return super().write(content)
+
+
+def test_a_disk_that_fills_up_while_tensors_are_written_is_no_error_of_torch() -> None:
+    tensors = {"start": torch.ones(300), "end": torch.ones(10)}
+    whole = FilledFile(1 << 20)
+    save_tensors(tensors, whole)
+    for room in range(0, whole.tell(), 50):
+        with pytest.raises(OSError, match="No space left"):
+            save_tensors(tensors, FilledFile(room))
 
 
 def test_the_list_of_runs_says_in_words_that_a_run_was_interrupted(tmp_path: Path) -> None:
