@@ -31,6 +31,7 @@ from ntkexp.model.base import LearningTask
 from ntkexp.optimizer.descent import GD
 from ntkexp.shapes import Weights
 from ntkexp.stream import stream
+from ntkexp.text import short
 
 # --- A one-dimensional problem: inputs on a line or a circle, with one target each.
 
@@ -473,9 +474,13 @@ def ensemble(
         ("readout", "nngp", limit.start),
     ):
         modes = modes_of(kernel[: given.train])
-        size = experiment.optimizer.chosen_step(
-            2 * given.divisor / float(modes.values[-1])
-        )
+        largest_stable = 2 * given.divisor / float(modes.values[-1])
+        size = experiment.optimizer.chosen_step(largest_stable)
+        if size > largest_stable:
+            raise Mistake(
+                f"optimizer: steps of {short(size)} diverge with the {process.upper()} "
+                f"kernel; take steps below {short(largest_stable)}"
+            )
         training = EnsembleTraining(
             inputs,
             targets,
