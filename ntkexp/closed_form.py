@@ -153,14 +153,15 @@ class Modes:
         return lambda right: self.vectors @ (gains * (self.vectors.mH @ right))
 
 
-def modes_of(matrix: Float[Tensor, "entry entry"]) -> Modes:
+def modes_of(matrix: Float[Tensor, "entry entry"], eps: float | None = None) -> Modes:
     """Decompose the symmetric part of Θ(X, X).
     The result can be used for every time and ridge:
 
         g(R) B = V g(λ + ridge) Vᵀ B,    R = Θ(X, X) + ridge = V (λ + ridge) Vᵀ.
 
     Set eigenvalues that are only rounding errors to zero: those up to n · eps · λ_max,
-    and those up to the absolute value of a negative eigenvalue.
+    and those up to the absolute value of a negative eigenvalue. `eps` is the precision
+    with which the entries were computed, by default that of the matrix's dtype.
 
     >>> theta = torch.diag(torch.tensor([4.0, 0.0], dtype=torch.float64))
     >>> inverse = modes_of(theta).at(FOREVER, ridge=1.0)
@@ -168,9 +169,8 @@ def modes_of(matrix: Float[Tensor, "entry entry"]) -> Modes:
     [0.2, 1.0]
     """
     values, vectors = torch.linalg.eigh((matrix + matrix.mH) / 2)
-    rounding = torch.maximum(
-        len(values) * torch.finfo(values.dtype).eps * values[-1:], -values[:1]
-    )
+    eps = eps or torch.finfo(values.dtype).eps
+    rounding = torch.maximum(len(values) * eps * values[-1:], -values[:1])
     lowest = float(values[0]) if len(values) else 0.0
     return Modes(torch.where(values > rounding, values, 0.0), vectors, lowest)
 
@@ -198,23 +198,25 @@ class Factor:
         return torch.cholesky_solve(right, self.lower)
 
 
-def factorise(matrix: Float[Tensor, "entry entry"], ridge: float) -> Factor:
+def factorise(
+    matrix: Float[Tensor, "entry entry"], ridge: float, eps: float | None = None
+) -> Factor:
     """Compute the Cholesky factor of R = Θ + ridge. It solves R a = y, which describes
     training until t = ∞.
 
     This takes a tenth of the time of an eigendecomposition, but serves only one ridge.
     If R has a ridge but is indefinite because of rounding, add a jitter, a small
     multiple of the identity. Multiply the jitter by ten at each later attempt. Without
-    a ridge, raise if the matrix is singular up to rounding.
+    a ridge, raise if the matrix is singular up to rounding. `eps` is the precision with
+    which the entries were computed, by default that of the matrix's dtype.
 
     >>> factor = factorise(torch.tensor([[3.0]], dtype=torch.float64), ridge=1.0)
     >>> float(factor.solve(torch.ones(1, 1, dtype=torch.float64))), factor.jitter
     (0.25, 0.0)
     """
     refuse_negative(ridge)
-    rounding = (
-        len(matrix) * torch.finfo(matrix.dtype).eps * float(matrix.diagonal().mean())
-    )
+    eps = eps or torch.finfo(matrix.dtype).eps
+    rounding = len(matrix) * eps * float(matrix.diagonal().mean())
     jitters = [0.0]
     if ridge:
         jitters += [rounding * 10.0**k for k in range(JITTER_ATTEMPTS)]

@@ -31,6 +31,7 @@ from ntkexp.model.base import LearningTask
 from ntkexp.optimizer.descent import GD
 from ntkexp.shapes import Weights
 from ntkexp.stream import stream
+from ntkexp.text import short
 
 # --- A one-dimensional problem: inputs on a line or a circle, with one target each.
 
@@ -474,6 +475,11 @@ def ensemble(
         modes = modes_of(kernel[: given.train])
         largest_stable = 2 * given.divisor / float(modes.values[-1])
         size = experiment.optimizer.chosen_step(largest_stable)
+        if size > largest_stable:
+            raise Mistake(
+                f"optimizer: steps of {short(size)} diverge with the {process.upper()} "
+                f"kernel; take steps below {short(largest_stable)}"
+            )
         training = EnsembleTraining(
             inputs,
             targets,

@@ -233,3 +233,11 @@ def test_places_are_sorted_angles() -> None:
 def test_what_has_no_process_is_refused(settings: tuple[str, ...], advice: str) -> None:
     with pytest.raises(Mistake, match=advice):
         problem(compose([*CIRCLE, *settings]))
+
+
+def test_steps_that_diverge_are_refused_before_training() -> None:
+    experiment = compose(CIRCLE)
+    sizes = [networks.step_size for networks in ensemble(experiment, problem(experiment), 2, lambda name, done: None)]
+    too_large = experiment.model_copy(update={"optimizer": GD(step_size=2.01 * sizes[0])})  # half of the largest stable
+    with pytest.raises(Mistake, match="diverge with the NTK kernel; take steps below"):
+        ensemble(too_large, problem(too_large), 2, lambda name, done: pytest.fail(name))

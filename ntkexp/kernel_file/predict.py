@@ -12,6 +12,7 @@ from pathlib import Path
 from tempfile import gettempdir
 from typing import Any, Literal, TypeAlias
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from pydantic import Field, PositiveFloat, ValidationError
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from ntkexp.capacity import DEFAULT_MEMORY, MemoryBudget, split_range
 from ntkexp.closed_form import (
+    CG_TOLERANCE,
     AbstractGain,
     DescentGain,
     Ensemble,
@@ -103,6 +105,11 @@ class Entries:
         """The factor of the stored kernel: 1/(number of target columns) for a trace,
         else 1."""
         return 1 / self.targets.shape[1] if self.outputs == "trace" else 1.0
+
+    @property
+    def eps(self) -> float:
+        """The precision with which the entries were computed."""
+        return float(np.finfo(self.matrix.layout.dtype).eps)
 
     @property
     def train(self) -> int:
@@ -304,7 +311,7 @@ def solve(
     (when,) = settings.gains(entries.train)
     ridge = settings.ridge or 0.0
     if solver == "cholesky":
-        factor = factorise(entries.train_matrix(kernel), ridge)
+        factor = factorise(entries.train_matrix(kernel), ridge, entries.eps)
         name = f"Cholesky, jitter {factor.jitter:.0e}" if factor.jitter else "Cholesky"
         yield SolvedKernel(
             when, ridge, factor.solve(targets), name, (factor.solve, factor.solve)
@@ -324,7 +331,13 @@ def solve(
     diagonal = entries.diagonal(kernel, slice(0, entries.train)) + ridge
     solution = conjugate_gradients(product, diagonal, targets, report_progress=remark)
     name = f"{solution.products} products, residual {solution.residual:.0e}"
-    yield SolvedKernel(when, ridge, solution.solution, name)
+    warning = None
+    if not solution.residual <= CG_TOLERANCE:
+        warning = (
+            f"{kernel}: conjugate gradients did not converge: the relative residual is "
+            f"{short(solution.residual)} after {solution.products} products; raise the ridge"
+        )
+    yield SolvedKernel(when, ridge, solution.solution, name, warning=warning)
 
 
 def matrix_for_products(
@@ -374,7 +387,7 @@ def solve_by_modes(
     eigendecomposition.
     """
     matrix = entries.train_matrix(kernel)
-    modes = modes_of(matrix)
+    modes = modes_of(matrix, entries.eps)
     parts = folds(
         entries.train, settings.folds or entries.train, entries.matrix.layout.outputs
     )

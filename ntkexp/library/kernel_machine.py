@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 from warnings import warn
 
@@ -171,24 +171,29 @@ class KernelMachine:
         """
         labels, targets = self.encoded(y)
         count, width = targets.shape
-        form, matrices = self.matrices(x, None, width)
+        kernel = self.matrices(x, None, width)
+        form = kernel.form
         entries = count * width if form == "blocks" else count
-        if any(matrix.shape != (entries, entries) for matrix in matrices):
-            shape = list(matrices[0].shape)
+        if any(matrix.shape != (entries, entries) for matrix in kernel.matrices):
+            shape = list(kernel.matrices[0].shape)
             raise Mistake(
                 f"the kernel among the examples has shape {shape}, and y has {count} rows; give "
                 "one for each"
             )
-        needed = COPIES_FOR_MODES * sum(8.0 * matrix.numel() for matrix in matrices)
+        numbers = sum(matrix.numel() for matrix in kernel.matrices)
+        needed = COPIES_FOR_MODES * 8.0 * numbers
         self.budget.require(needed, f"the modes of {entries} equations")
         residual = targets - self.outputs_at_start(x, count, width)
         gain = self.gain(count)
-        modes = [positive(modes_of(symmetric(matrix))) for matrix in matrices]
+        modes = [
+            positive(modes_of(symmetric(matrix), kernel.eps))
+            for matrix in kernel.matrices
+        ]
         rights = split(residual, form)
         ridge = self.ridge
         if ridge == "best":
             left_out = folds(count, count, entries // count)
-            ridge = best_ridge(matrices, modes, rights, left_out)
+            ridge = best_ridge(kernel.matrices, modes, rights, left_out)
         coefficients = [
             modes_of_matrix.at(gain, ridge)(right)
             for modes_of_matrix, right in zip(modes, rights, strict=True)
@@ -285,7 +290,7 @@ class KernelMachine:
         gain = self.gain(len(machine.targets))
         gain_map = modes.at(gain, machine.ridge)
         width = machine.targets.shape[1]
-        _, (cross,) = self.matrices(x, machine.x, width)
+        (cross,) = self.matrices(x, machine.x, width).matrices
         points, examples = cross.shape
         prior = self.kernel if nngp is None else nngp
         prior_kernel = self.covariance(prior, x, None, (points, points))
@@ -309,10 +314,11 @@ class KernelMachine:
         """Return the values of a covariance function. Raise unless they are one matrix
         of the given shape."""
         width = self.fitted_machine().targets.shape[1]
-        form, (matrix, *_) = self.read(kernel, x, x2, width)
-        if form != "matrix" or matrix.shape != shape:
+        values = self.read(kernel, x, x2, width)
+        matrix = values.matrices[0]
+        if values.form != "matrix" or matrix.shape != shape:
             raise Mistake(
-                f"nngp= returns a kernel of the form {form} and the shape {list(matrix.shape)}; "
+                f"nngp= returns a kernel of the form {values.form} and the shape {list(matrix.shape)}; "
                 f"let it return one matrix for all outputs, here of shape {list(shape)}"
             )
         return matrix
@@ -337,13 +343,14 @@ class KernelMachine:
         """Return the result of `fit`, and the outputs f̂(x) = f_0(x) + K(x, X) a."""
         machine = self.fitted_machine()
         width = machine.targets.shape[1]
-        form, matrices = self.matrices(x, machine.x, width)
+        kernel = self.matrices(x, machine.x, width)
+        matrices = kernel.matrices
         entries = len(machine.coefficients[0])
-        if form != machine.form or any(
+        if kernel.form != machine.form or any(
             matrix.shape[1] != entries for matrix in matrices
         ):
             raise Mistake(
-                f"K(x, X) has {matrices[0].shape[1]} columns and the form {form}, and K(X, X) had "
+                f"K(x, X) has {matrices[0].shape[1]} columns and the form {kernel.form}, and K(X, X) had "
                 f"{entries} and the form {machine.form}; give K(x, X) with a column for each "
                 "training example"
             )
@@ -353,9 +360,7 @@ class KernelMachine:
         change = torch.cat(parts, 1).reshape(-1, width)
         return machine, self.outputs_at_start(x, len(change), width) + change
 
-    def matrices(
-        self, x: Any, x2: Any, width: int
-    ) -> tuple[Form, list[Float[Tensor, "row column"]]]:
+    def matrices(self, x: Any, x2: Any, width: int) -> KernelMatrices:
         """Return the kernel between `x` and `x2`. If `x2` is None, return the kernel
         among the examples of `x`."""
         if self.kernel == PRECOMPUTED:
@@ -363,17 +368,16 @@ class KernelMachine:
         assert callable(self.kernel)
         return self.read(self.kernel, x, x2, width)
 
-    def read(
-        self, kernel: Any, x: Any, x2: Any, width: int
-    ) -> tuple[Form, list[Float[Tensor, "row column"]]]:
+    def read(self, kernel: Any, x: Any, x2: Any, width: int) -> KernelMatrices:
         is_tangent_kernel = isinstance(kernel, TangentKernel)
         if x2 is None and not is_tangent_kernel:  # a TangentKernel takes None
             x2 = x
-        form, matrices = as_matrices(kernel(x, x2), width)
+        values = as_matrices(kernel(x, x2), width)
         if is_tangent_kernel and kernel.outputs == "trace":
             # for a trace, divide by the number of target columns
-            matrices = [matrix / width for matrix in matrices]
-        return form, matrices
+            means = [matrix / width for matrix in values.matrices]
+            return replace(values, matrices=means)
+        return values
 
     def outputs_at_start(
         self, x: Any, count: int, width: int
@@ -433,15 +437,22 @@ class KernelMachine:
 # output).
 
 
-def as_matrices(
-    kernel: Any, width: int
-) -> tuple[Form, list[Float[Tensor, "row column"]]]:
-    """Return the form of a kernel ("matrix", "diagonal" or "blocks"),
-    and its matrices in double precision.
+@dataclass(frozen=True)
+class KernelMatrices:
+    """The values of a kernel as matrices in double precision. `eps` is the precision
+    with which the kernel was computed."""
 
-    >>> form, matrices = as_matrices(torch.ones(4, 2, 3, 2), width=2)
-    >>> form, [list(matrix.shape) for matrix in matrices]
-    ('blocks', [[8, 6]])
+    form: Form
+    matrices: list[Float[Tensor, "row column"]]
+    eps: float
+
+
+def as_matrices(kernel: Any, width: int) -> KernelMatrices:
+    """Return the values of a kernel as one matrix or several matrices.
+
+    >>> values = as_matrices(torch.ones(4, 2, 3, 2), width=2)
+    >>> values.form, [list(matrix.shape) for matrix in values.matrices], values.eps < 1e-6
+    ('blocks', [[8, 6]], True)
     """
     if not isinstance(kernel, Tensor | np.ndarray):
         raise Mistake(
@@ -450,17 +461,19 @@ def as_matrices(
     values = as_doubles(kernel, "the kernel")
     if not values.isfinite().all():
         raise Mistake("the kernel has entries that are not finite")
+    dtype = torch.as_tensor(kernel).dtype
+    eps = torch.finfo(dtype if dtype.is_floating_point else values.dtype).eps
     match list(values.shape):
         case [_, _]:
-            return "matrix", [values]
+            return KernelMatrices("matrix", [values], eps)
         case [_, _, 1]:
-            return "matrix", [values[:, :, 0]]
+            return KernelMatrices("matrix", [values[:, :, 0]], eps)
         case [_, 1, _, 1]:
-            return "matrix", [values[:, 0, :, 0]]
+            return KernelMatrices("matrix", [values[:, 0, :, 0]], eps)
         case [_, _, out] if out == width:
-            return "diagonal", list(values.unbind(2))
+            return KernelMatrices("diagonal", list(values.unbind(2)), eps)
         case [_, out, _, out_] if out == out_ == width:
-            return "blocks", [values.flatten(2).flatten(0, 1)]
+            return KernelMatrices("blocks", [values.flatten(2).flatten(0, 1)], eps)
     raise Mistake(
         f"the kernel has the shape {list(values.shape)}, and y has {width} columns; give [n1, n2], "
         f"[n1, n2, {width}] or [n1, {width}, n2, {width}]"

@@ -298,6 +298,20 @@ def test_kernels_and_targets_that_do_not_fit_are_refused(kernel: Callable[..., T
         KernelMachine(kernel).fit(draw(6, 3), y)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16])
+def test_a_kernel_is_singular_to_its_own_rounding(dtype: torch.dtype) -> None:
+    """Eigenvalues up to n · eps · λ_max are rounding, with the eps of the kernel's dtype."""
+    for factor, is_singular in ((0.9, True), (1.1, False)):
+        matrix = torch.tensor([1.0] * 5 + [factor * 6 * torch.finfo(dtype).eps]).diag().to(dtype)
+        for kernel in (matrix, matrix.numpy()):
+            machine = KernelMachine("precomputed")
+            if is_singular:
+                with refused("the kernel is singular"):
+                    machine.fit(kernel, draw(6))
+            else:
+                machine.fit(kernel, draw(6))
+
+
 def test_queries_and_settings_that_do_not_fit_are_refused() -> None:
     with refused("call fit"):
         KernelMachine("precomputed").predict(draw(2, 6))

@@ -373,6 +373,21 @@ def test_a_singular_kernel_without_end_is_refused_with_advice(entries: Entries) 
         answered(entries, PredictionSettings(times=(inf,)))  # 64 pixels make a linear kernel of rank 64
 
 
+@pytest.mark.parametrize("solver", ["eigen", "cholesky"])
+def test_a_kernel_of_single_precision_is_singular_to_its_own_rounding(tmp_path: Path, solver: Solver) -> None:
+    """Products of three points on a circle have rank 2. Rounding makes the last eigenvalue positive for some data."""
+    for seed in range(4):
+        kernel = Products.of("dtype=float32", "data=circle", "data.train=3", "data.test=2", f"data.seed={seed}")
+        with pytest.raises(Mistake, match="the kernel is singular"):
+            list(predict(Entries(filled(tmp_path / f"{seed}.zarr", kernel)), PredictionSettings(solver=solver), print))
+
+
+def test_products_that_do_not_converge_are_reported(entries: Entries) -> None:
+    answers = answered(entries, PredictionSettings(solver="cg"))
+    assert answers["ntk", "t=∞"].solved.warning is None
+    assert "nngp: conjugate gradients did not converge" in str(answers["nngp", "t=∞"].solved.warning)  # of rank 64
+
+
 @pytest.mark.slow
 def test_predictions_keep_to_their_memory(tmp_path: Path) -> None:
     """A matrix that does not fit is read a few rows at a time, also while it is copied to where products read it."""
