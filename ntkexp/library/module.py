@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from functools import wraps
 from inspect import signature
 from typing import Any, ParamSpec, TypeVar
-from warnings import warn
+from warnings import catch_warnings, warn
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -118,7 +118,10 @@ def as_tensor(array: np.ndarray[Any, Any], name: str) -> Tensor:
     if array.dtype.kind not in "biuf":
         raise Mistake(f"{name} is an array of {array.dtype}; give one of numbers")
     # torch takes no arrays with negative strides, such as x[::-1]
-    return torch.as_tensor(np.ascontiguousarray(array))
+    contiguous = np.ascontiguousarray(array)
+    # torch warns of read-only arrays, such as those of pandas; nothing is written here
+    with catch_warnings(action="ignore"):
+        return torch.as_tensor(contiguous)
 
 
 def refuse_unfit(inputs: object, name: str) -> None:
