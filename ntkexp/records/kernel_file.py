@@ -215,7 +215,9 @@ def create(
         fill=MARK.type(0),
     )
     for name, array in arrays.items():
-        write_array(store, name, array, ("query", "out")[: array.ndim], {})
+        # xarray refuses two lengths of one axis
+        out = "out" if array.shape[1:] == (outputs,) else TARGET_OUT
+        write_array(store, name, array, ("query", out)[: array.ndim], {})
     write_atomically(
         partial / SEALS, sealed_text({"seals": sealed(partial, ["."])}, SEALS)
     )
@@ -226,6 +228,7 @@ def create(
     partial.replace(path)
 
 
+TARGET_OUT = "target_out"
 COMMON_ARRAYS = ("target", "label", "index", DONE_ARRAY)
 """The arrays of each kernel file, in addition to its kernels."""
 
@@ -286,7 +289,8 @@ def refuse_damaged(path: Path) -> None:
 # the kernels; `splits`, the number of points in each split; `classes`, the names of the
 # classes. done/seals.json contains the seals of all files except tiles and marks.
 # Kernels of infinite width are equal for all outputs, so their axis `out` has length
-# one. If targets have more outputs than the kernel, the kernel applies to each output.
+# one. If targets have more outputs than the kernel, the kernel applies to each output,
+# and the second axis of `target` is called `target_out`.
 
 
 @dataclass(frozen=True)
