@@ -428,7 +428,7 @@ class KernelMachine:
             )
         if not np.isfinite(values).all():
             raise Mistake("y has entries that are not finite")
-        return None, torch.as_tensor(values).double().reshape(len(values), -1)
+        return None, as_doubles(values, "y").reshape(len(values), -1)
 
 
 # --- A kernel as one matrix or several matrices, with a linear system for each. Its
@@ -461,8 +461,7 @@ def as_matrices(kernel: Any, width: int) -> KernelMatrices:
     values = as_doubles(kernel, "the kernel")
     if not values.isfinite().all():
         raise Mistake("the kernel has entries that are not finite")
-    dtype = torch.as_tensor(kernel).dtype
-    eps = torch.finfo(dtype if dtype.is_floating_point else values.dtype).eps
+    eps = precision(kernel)
     match list(values.shape):
         case [_, _]:
             return KernelMatrices("matrix", [values], eps)
@@ -492,7 +491,24 @@ def as_doubles(values: Tensor | np.ndarray[Any, Any], name: str) -> Tensor:
             f"{name}: it holds {values.dtype}, or is nested or sparse; give a plain tensor or array "
             "of numbers"
         )
+    if isinstance(values, np.ndarray):
+        # copy, because torch takes no negative strides
+        values = np.array(values, dtype=np.float64, order="C")
     return torch.as_tensor(values).detach().cpu().double()
+
+
+def precision(values: Tensor | np.ndarray[Any, Any]) -> float:
+    """Return the relative rounding error of numbers of this dtype,
+    or of double precision if it is larger."""
+    double = torch.finfo(torch.float64).eps
+    if isinstance(values, Tensor):
+        is_floating = values.is_floating_point()
+        return torch.finfo(values.dtype).eps if is_floating else double
+    return (
+        max(double, float(np.finfo(values.dtype).eps))
+        if values.dtype.kind == "f"
+        else double
+    )
 
 
 def split(

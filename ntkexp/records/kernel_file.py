@@ -191,7 +191,9 @@ def create(
     )
     preallocate_kernels(store, layout)
     for name, array in arrays.items():
-        write_array(store, name, array, ("query", "out")[: array.ndim], {})
+        # xarray refuses two lengths of one axis
+        out = "out" if array.shape[1:] == (layout.outputs,) else TARGET_OUT
+        write_array(store, name, array, ("query", out)[: array.ndim], {})
     write_atomically(
         partial / SEALS, sealed_text({"seals": sealed(partial, ["."])}, SEALS)
     )
@@ -234,6 +236,7 @@ def preallocate_kernels(store: zarr.Group, layout: Layout) -> None:
     )
 
 
+TARGET_OUT = "target_out"
 COMMON_ARRAYS = ("target", "label", "index", DONE_ARRAY)
 """The arrays of each kernel file, in addition to its kernels."""
 
@@ -294,7 +297,8 @@ def refuse_damaged(path: Path) -> None:
 # the kernels; `splits`, the number of points in each split; `classes`, the names of the
 # classes. done/seals.json contains the seals of all files except tiles and marks.
 # Kernels of infinite width are equal for all outputs, so their axis `out` has length
-# one. If targets have more outputs than the kernel, the kernel applies to each output.
+# one. If targets have more outputs than the kernel, the kernel applies to each output,
+# and the second axis of `target` is called `target_out`.
 
 
 @dataclass(frozen=True)

@@ -312,6 +312,20 @@ def test_a_kernel_is_singular_to_its_own_rounding(dtype: torch.dtype) -> None:
                 machine.fit(kernel, draw(6))
 
 
+@pytest.mark.parametrize("order", ["reversed", "big-endian"])
+def test_arrays_of_any_layout_are_read(order: str) -> None:
+    matrix = draw(8, 6).numpy()
+    kernel = matrix[:6].T @ matrix[:6]
+    given = [kernel[::-1, ::-1], draw(6, 2).numpy()[::-1]]
+    if order == "big-endian":
+        given = [array.astype(">f8") for array in given]
+    x, y = given
+    found = KernelMachine("precomputed", ridge=0.1).fit(x, y).predict(x[:2])
+    native_x, native_y = (np.array(array, dtype=float, order="C") for array in given)
+    expected = native_x[:2] @ np.linalg.solve(native_x + 0.1 * np.eye(6), native_y)
+    np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-12)
+
+
 def test_queries_and_settings_that_do_not_fit_are_refused() -> None:
     with refused("call fit"):
         KernelMachine("precomputed").predict(draw(2, 6))

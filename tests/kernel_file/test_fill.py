@@ -64,6 +64,10 @@ def test_the_file_opens_labelled(tmp_path: Path) -> None:
     with xr.open_zarr(tmp_path / "k.zarr", consolidated=False) as store:
         assert store["ntk"].dims == ("query", "out", "train", "out_")
         assert store["ntk"].shape == (POINTS, 1, TRAIN, 1)
+    products(tmp_path / "ten.zarr", "data.classes=all")
+    with xr.open_zarr(tmp_path / "ten.zarr", consolidated=False) as store:
+        assert store["ntk"].sizes["out"] == 1
+        assert dict(store["target"].sizes) == {"query": POINTS, "target_out": 10}
     found = open_matrix(tmp_path / "k.zarr")
     assert {name: place.stop for name, place in found.splits.items()} == {"train": 70, "query": 100, "test": 145}
     assert found.description["data"] == "digits"

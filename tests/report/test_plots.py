@@ -33,7 +33,7 @@ from ntkexp.report.page.picture import inline
 from ntkexp.report.plots.attribution_plots import draw_thumbnails
 from ntkexp.report.plots.canvas import Canvas
 from ntkexp.report.plots.examples import image, pixel_axes
-from ntkexp.report.plots.figures import cost, eigenvalues, loss_and_kernel_change, spectrum
+from ntkexp.report.plots.figures import cost, eigenvalues, loss_and_kernel_change, path_kernel, spectrum
 from ntkexp.report.plots.figures.predictions import scatter
 from ntkexp.report.plots.figures.time_profile import profile
 from ntkexp.report.plots.rendering import svg
@@ -514,6 +514,17 @@ def test_text_on_a_cell_of_a_heat_map_has_a_contrast_of_4_5() -> None:
     for cell in (*colormaps["viridis"](np.linspace(0, 1, 256))[:, :3], to_rgb(PALE)):
         low, high = sorted((luminance(tuple(cell)), luminance(to_rgb(heat_map.ink_on(tuple(cell))))))
         assert (high + 0.05) / (low + 0.05) >= 4.5
+
+
+def test_the_columns_of_the_path_kernel_have_the_indices_of_their_examples(finished: dict[str, Path]) -> None:
+    found = load_run(finished["two classes"])
+    table = path_kernel.table(found)
+    index = found.data["train_index"].tolist()
+    kernel = found.kernels["path_secant"].isel(query=found.points["train"]).to_numpy()[:, 0, :, 0]
+    for row, one in enumerate(table.columns):
+        for other in table.columns:
+            assert table.loc[row, other] == kernel[index.index(one), index.index(other)]
+    assert sorted(table.columns) == sorted(index)
 
 
 def test_the_spectrum_has_the_eigenvalues_of_the_metrics(finished: dict[str, Path]) -> None:

@@ -237,14 +237,23 @@ def mean_of(values: Sequence[float], within: Range | None = None) -> Estimate:
         else:
             within = None
     error = deviation(numbers.tolist()) / math.sqrt(len(numbers))
-    return Estimate(float(np.mean(numbers)), error, len(numbers) - 1, within)
+    value = float(np.mean(numbers))
+    if error == 0:  # the mean of equal numbers is not rounded
+        value = float(numbers[0])
+    return Estimate(value, error, len(numbers) - 1, within)
 
 
 def deviation(values: Sequence[float]) -> float:
-    """Return the standard deviation with divisor n − 1,
-    or NaN for fewer than two values."""
+    """Return the standard deviation with divisor n − 1, or NaN for fewer than two
+    values. The deviation of equal values is exactly 0.
+
+    >>> deviation([0.1] * 7)
+    0.0
+    """
     if len(values) < 2:
         return math.nan
+    if math.isfinite(values[0]) and all(value == values[0] for value in values):
+        return 0.0
     return float(np.std(values, ddof=1))
 
 

@@ -10,8 +10,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from ntkexp.records.sweep import Level, Sweep, SweepRun
-from ntkexp.report.analysis.estimate import POSITIVE, SHARE, Range, mean_of
+from ntkexp.records.sweep import Bound, Expected, Level, Sweep, SweepRun
+from ntkexp.report.analysis.estimate import POSITIVE, SHARE, Range, compare as compare_with_range, mean_of
 from ntkexp.report.analysis.quantities import MEASURES, range_of
 from ntkexp.report.analysis.tables import compare, points, write_tables
 from ntkexp.report.material import tabulate_points
@@ -57,6 +57,17 @@ def test_one_seed_has_no_interval_and_losses_below_zero_have_students() -> None:
     row = points(*sweep_of("loss", (-0.5, 0.7))).iloc[0]
     assert row["loss.low"] < -1
     assert row["loss.high"] - 0.1 == pytest.approx(0.1 - row["loss.low"])
+
+
+@pytest.mark.parametrize("value", [0.1, 0.7, 1 / 3])
+@pytest.mark.parametrize("count", range(2, 12))
+def test_equal_figures_at_the_edge_of_a_range_lie_inside(value: float, count: int) -> None:
+    """The mean of equal numbers is this number, and its error is 0, although sums are rounded."""
+    estimate = mean_of([value] * count)
+    assert (estimate.value, estimate.error) == (value, 0.0)
+    bounds: tuple[Bound, ...] = ("lower", "upper")
+    for bound in bounds:
+        assert compare_with_range(estimate, Expected(value, 0.0, bound)).where == "inside"
 
 
 def test_every_number_of_a_run_has_a_range() -> None:

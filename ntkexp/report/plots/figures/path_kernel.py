@@ -77,11 +77,16 @@ def draw(run: Run, canvas: Canvas) -> Figure | None:
 
 
 def table(run: Run) -> pd.DataFrame:
+    """Return the drawn matrix. Rows and columns have the same order. The columns have
+    the indices of the examples in the data set, unless examples are averaged."""
     kernel_and_order = read(run)
     if kernel_and_order is None:
         return pd.DataFrame()
     kernel, order = kernel_and_order
-    return pd.DataFrame(coarse(kernel[np.ix_(order, order)]))
+    drawn = pd.DataFrame(coarse(kernel[np.ix_(order, order)]))
+    if len(drawn) == len(kernel):
+        drawn.columns = pd.Index(run.data["train_index"][order])
+    return drawn
 
 
 def heat(figure: Figure, axes: Axes, kernel: Array) -> None:
