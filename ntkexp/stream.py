@@ -55,6 +55,7 @@ Purpose: TypeAlias = Literal[
     "sharpness",  # the start vector of the Lanczos iteration for the Hessian
     "largest eigenvalue",  # the start vector of the Lanczos iteration for a large kernel
     "splits",  # the training splits of a kernel
+    "diagnostics",  # torch's global generator while a diagnostic measures
 ]
 
 

@@ -444,9 +444,11 @@ class RunFolder:
                 f"{self.path} is being written by another process; wait for it, or change the run"
             ) from error
         except OSError as error:
-            raise NoPlace(
-                f"{self.path} cannot be written ({error.strerror}); choose another place"
-            ) from error
+            problem = f"{self.path} cannot be written ({error.strerror})"
+            if (self.path / CONFIG).is_file():
+                # commands that read a run, such as `explain`, have no option --out
+                raise Mistake(f"{problem}; copy the run to another folder") from error
+            raise NoPlace(f"{problem}; choose another place") from error
         try:
             yield
         finally:

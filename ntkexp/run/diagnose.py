@@ -29,6 +29,7 @@ from ntkexp.path.step import Step
 from ntkexp.records.diagnostics import COLUMN, STEP
 from ntkexp.run.metrics import Observer, Row
 from ntkexp.run.setting import Setting
+from ntkexp.stream import stream
 
 NAME = re.compile(r"[A-Za-z_][\w.()-]{0,150}")
 """A pattern for the names of values. Each value becomes a column of metrics.csv,
@@ -68,14 +69,20 @@ class RunDiagnostics:
         time: float,
         next_step: Callable[[], Step] | None,
     ) -> Measurements:
-        diagnostics = self.setting.experiment.diagnostics
+        experiment = self.setting.experiment
+        diagnostics = experiment.diagnostics
         numbers: Row = {}
         arrays: dict[str, Tensor] = {}
         if not diagnostics:
             return Measurements(numbers, arrays)
         state = self.training_state(kernel, view, step, time, next_step)
+        # the same random numbers in each repetition of the run, and after a resumption
+        seed = stream("diagnostics", experiment.seed, step).initial_seed()
         for diagnostic in diagnostics:
-            for name, value in named_values(diagnostic, state).items():
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(seed)
+                measured = named_values(diagnostic, state)
+            for name, value in measured.items():
                 if isinstance(value, Tensor):
                     arrays[name] = value
                 else:

@@ -301,6 +301,9 @@ OWN = dedent("""
 
     def fails(state):
         return state.weigths
+
+    def draws(state):
+        return torch.rand(2)
 """)
 REFUSALS = {
     "writes": "writes changes state.weights['network.1.weight'] in place",
@@ -371,3 +374,17 @@ def test_runs_without_arrays_have_no_store(own: Path, tmp_path: Path) -> None:
 def test_unusable_diagnostics_are_refused(words: Sequence[str], reason: str) -> None:
     with pytest.raises(Mistake, match=reason):
         small(*words)
+
+
+def test_random_numbers_of_a_diagnostic_do_not_depend_on_the_runs_before(own: Path) -> None:
+    """A run that is repeated, or resumed in another process, draws them again."""
+    words = (*SHORT, "ladder.machine=[]", f"diagnostics=[{own}:draws]")
+    drawn = []
+    for _ in range(2):
+        state, listener = torch.random.get_rng_state(), Measuring()
+        run(prepare(small(*words, trust=[str(own)])), listener)
+        assert torch.equal(torch.random.get_rng_state(), state)
+        drawn.append({step: measured.arrays["draws"].tolist() for step, measured in listener.measured.items()})
+        torch.rand(1)
+    assert drawn[0] == drawn[1]
+    assert drawn[0][0] != drawn[0][2]

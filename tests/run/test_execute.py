@@ -383,6 +383,15 @@ def test_a_run_that_diverged_ends_by_saying_so(tmp_path: Path, capfd: Said) -> N
     assert what_came_out([load_run(folder)]) == verdict
 
 
+def test_a_run_that_cannot_be_written_is_to_be_copied(finished: Path, tmp_path: Path, capfd: Said) -> None:
+    """`explain` has no option --out."""
+    run_folder = only_run(copied(finished, tmp_path))
+    (run_folder / ".lock").unlink()
+    (run_folder / ".lock").mkdir()  # nobody can open it for writing, not even root
+    assert run(("explain", str(run_folder), "--query=0", "--without=1", "--json")) == 2
+    assert only_line(capfd).endswith(" cannot be written (Is a directory); copy the run to another folder")
+
+
 class FilledFile(io.BytesIO):
     """A file on a disk that is full after some bytes."""
 
