@@ -242,7 +242,9 @@ class TangentKernel:
                 "there, give kernel='precomputed', and this kernel's matrix)"
             )
         weight = next(iter(self.module.parameters()), torch.empty(0))
-        tensor = torch.as_tensor(array, device=weight.device)
+        # torch takes neither negative strides nor a foreign byte order
+        native = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("="))
+        tensor = torch.as_tensor(native, device=weight.device)
         if tensor.is_floating_point() and weight.is_floating_point():
             return tensor.to(weight.dtype)
         return tensor
