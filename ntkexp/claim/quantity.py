@@ -148,15 +148,19 @@ def column_numbers(measured: Measured, name: str) -> pd.Series[float]:
     return measured.table[name].astype(float)
 
 
-def stacked(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
+def stacked(tables: Mapping[str, pd.DataFrame], measured: Measured) -> pd.DataFrame:
     """Stack tables. The column `quantity` holds the name of the table of each row.
 
-    If a quantity is NaN in all rows of a sweep, omit these rows.
+    If a quantity is NaN in all rows of a sweep, omit these rows, because the sweep does
+    not measure it. Keep them if the sweep has no number at all, because its runs
+    diverged.
     """
     named = [table.assign(quantity=name) for name, table in tables.items()]
     table = pd.concat(named, ignore_index=True)
     has_values = table.groupby(["runs", "quantity"])["value"].transform("count") > 0
-    return table[has_values].reset_index(drop=True)
+    counts = measured.table.groupby("runs")[measured.numbers].count().sum(axis=1)
+    is_empty = table["runs"].isin(counts.index[counts == 0])
+    return table[has_values | is_empty].reset_index(drop=True)
 
 
 class Columns(AbstractQuantity):
@@ -173,9 +177,8 @@ class Columns(AbstractQuantity):
             describe(name)
 
     def of(self, measured: Measured) -> pd.DataFrame:
-        return stacked(
-            {name: Column(column=name).of(measured) for name in self.columns}
-        )
+        tables = {name: Column(column=name).of(measured) for name in self.columns}
+        return stacked(tables, measured)
 
 
 class Together(AbstractQuantity):
@@ -193,7 +196,7 @@ class Together(AbstractQuantity):
 
     def of(self, measured: Measured) -> pd.DataFrame:
         named = zip(self.names, self.parts, strict=True)
-        return stacked({name: part.of(measured) for name, part in named})
+        return stacked({name: part.of(measured) for name, part in named}, measured)
 
     def refuse_early(self) -> None:
         for part in self.parts:

@@ -117,11 +117,11 @@ def as_tensor(array: np.ndarray[Any, Any], name: str) -> Tensor:
     """Convert an array of numbers to a tensor. Raise for other arrays."""
     if array.dtype.kind not in "biuf":
         raise Mistake(f"{name} is an array of {array.dtype}; give one of numbers")
-    # torch takes no arrays with negative strides, such as x[::-1]
-    contiguous = np.ascontiguousarray(array)
+    # torch takes neither negative strides, as of x[::-1], nor a foreign byte order
+    native = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("="))
     # torch warns of read-only arrays, such as those of pandas; nothing is written here
     with catch_warnings(action="ignore"):
-        return torch.as_tensor(contiguous)
+        return torch.as_tensor(native)
 
 
 def refuse_unfit(inputs: object, name: str) -> None:

@@ -183,10 +183,15 @@ def filter_runs(runs: Sequence[ListedRun], filters: Sequence[str]) -> list[Liste
 
 def matches(value: str | None, pattern: str) -> bool:
     """Return True if a value equals a pattern, as case-insensitive text or as a number.
+    The pattern null equals None, as on the command line.
 
     >>> matches("0.5", ".50"), matches("True", "true"), matches("relu", "tanh"), matches(None, "1")
     (True, True, False, False)
+    >>> matches("None", "null"), matches("0.5", "null")
+    (True, False)
     """
+    if pattern.lower() == "null":
+        pattern = "None"
     if value is None or value.lower() == pattern.lower():
         return value is not None
     try:

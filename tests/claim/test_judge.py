@@ -560,6 +560,18 @@ def test_columns_leave_out_numbers_that_runs_did_not_compute() -> None:
     assert found["value"].isna().tolist() == [False, True, False, False]  # a requested number is missing
 
 
+def test_columns_keep_the_rows_of_a_sweep_whose_runs_all_diverged() -> None:
+    """Otherwise the look would be judged without this sweep, and nobody would know."""
+    numbers = {"gauss.query": [0.1, 0.2, np.nan, np.nan], "secant.query": [0.1, 0.2, np.nan, np.nan]}
+    head = {"runs": ["a", "a", "b", "b"], "seed": [0, 1, 0, 1], "state": "done", "reason": ""}
+    measured = Measured(pd.DataFrame({**head, **numbers}), {})
+    columns = Columns(columns=("gauss.query", "secant.query"))
+    assert columns.of(measured)["value"].isna().sum() == 4
+    look = Look({}, None, (0, 1), columns, (Identity(tolerance=1.0),))
+    finding = judge_look(look, measured)[1]
+    assert (finding.verdict, finding.missing) == ("undecided", 4)
+
+
 def kept(folder: Path) -> dict[str, bytes]:
     """Return the files of a claim, without its timings."""
     return {file.name: file.read_bytes() for file in sorted(folder.iterdir()) if file.name != TIMINGS}

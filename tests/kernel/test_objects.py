@@ -321,6 +321,11 @@ def test_arrays_of_any_layout_are_read(order: str) -> None:
         given = [array.astype(">f8") for array in given]
     x, y = given
     found = KernelMachine("precomputed", ridge=0.1).fit(x, y).predict(x[:2])
+    net = network()
+    points = draw(4, 3).numpy()
+    odd_points = points[::-1] if order == "reversed" else points.astype(">f8")
+    expected_kernel = TangentKernel(net)(np.array(odd_points, dtype=float, order="C"))
+    np.testing.assert_array_equal(TangentKernel(net)(odd_points), expected_kernel)
     native_x, native_y = (np.array(array, dtype=float, order="C") for array in given)
     expected = native_x[:2] @ np.linalg.solve(native_x + 0.1 * np.eye(6), native_y)
     np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-12)
