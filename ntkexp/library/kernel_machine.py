@@ -86,7 +86,7 @@ class KernelMachine:
             `TangentKernel` is divided by the number C of columns of y.
         ridge (number or "best"): the ridge, which is added to the eigenvalues. With
             "best", `fit` chooses it from a grid by leave-one-out cross-validation of
-            kernel ridge regression, as `ntkexp kernel predict --ridge=best` does. Then
+            kernel ridge regression, as `ntkexp kernel predict` can. Then
             `machine.fitted.ridge` is the ridge.
         time: t, the time of gradient flow.
         steps: k, the number of steps of gradient descent.

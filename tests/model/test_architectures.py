@@ -174,7 +174,7 @@ def test_a_transformer_of_tokens(tied: bool) -> None:
         ("resnet", (5,), 0, {}, r"model=resnet takes images.*\[5\]; choose model=mlp"),
         ("cnn", (1, 1, 8), 0, {"pooling": "max"}, r"pooling window of 2 does not fit into .*1, 8\]"),
         ("cnn", (1, 1, 8), 0, {"pooling": "average"}, r"pooling window of 2 does not fit into .*1, 8\]"),
-        ("cnn", (1, 4, 4), 0, {"kernel": 2}, r"must be odd"),
+        ("cnn", (1, 4, 4), 0, {"kernel": 2}, r"must have one odd number"),
         ("cnn", (1, 4, 4), 0, {"kernel": 11, "padding": "circular"}, r"circular window \[11, 11\] does not fit"),
         ("cnn", (1, 2, 2, 2, 2), 0, {}, r"1 to 3 axes of pixels"),
         ("transformer", (4,), 0, {"tied": True}, r"model\.tied=true.*0 of them, and the data has 2"),
