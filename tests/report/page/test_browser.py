@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from matplotlib.figure import Figure
-from playwright.sync_api import Browser, Locator, Page
+from playwright.sync_api import Browser, Locator, Page, expect
 
 from ntkexp.records.claim import PICTURE, Exhibit, claim_records, write_claim, write_exhibit
 from ntkexp.report.page.build import write_claims
@@ -182,7 +182,7 @@ def test_links_lead_into_runs(opened: Open) -> None:
     assert page.locator("#run-mlp-w512-s0-picture table").first.is_visible()
     filter_of(page, "all-runs").fill("model.width=32 seed=0")
     page.locator("#all-runs td a").locator("visible=true").first.click()
-    assert page.locator("#details > details[open]").count() == 2
+    expect(page.locator("#details > details[open]")).to_have_count(2)  # the browser opens it a moment later
 
 
 @pytest.mark.slow
