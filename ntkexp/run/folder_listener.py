@@ -229,8 +229,12 @@ def state_dicts(module: nn.Module, start: Weights, end: Weights) -> dict[str, We
     first_names: dict[Tensor, str] = {
         weight: name for name, weight in module.named_parameters()
     }
-    stored = module.state_dict()
-    for name, value in named_members(module, all_names=True):
+    members = dict(named_members(module, all_names=True))
+    try:
+        stored = module.state_dict().keys()  # without buffers that are not persistent
+    except TypeError:  # the user's module has a state_dict without the usual arguments
+        stored = members.keys()
+    for name, value in members.items():
         constant = value.detach()
         # a file with subclasses of tensors cannot be loaded without running code
         if name in start or name not in stored or type(constant) is not Tensor:

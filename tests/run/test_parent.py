@@ -204,3 +204,13 @@ def test_weights_are_whole_state_dicts(tmp_path: Path) -> None:
             assert torch.equal(weight, state[name.removeprefix("network.module.")])
     out = f"--out={tmp_path / 'kernel.zarr'}"
     assert run_command(["kernel", "tangent", f"--run={run.path}", f"--trust={file}", out, "--quiet"]) == 0
+
+
+def test_a_state_dict_without_arguments_loses_no_run(tmp_path: Path) -> None:
+    file = tmp_path / "own_net.py"
+    own = "    def state_dict(self):\n        return nn.Module.state_dict(self)\n"
+    file.write_text(WHOLE.replace("\ndef build", f"{own}\ndef build"), encoding="utf-8")
+    words = (*TINY, "model=module", f"model.path={file}:build", "ladder.machine=[]")
+    run = load_run(execute_in(tmp_path, small(*words, trust=[str(file)]), words))
+    names = torch.load(run.path / "weights.pt")["end"].keys()
+    assert dict(draw_problem(small(*words, trust=[str(file)])).module.named_buffers()).keys() <= names
