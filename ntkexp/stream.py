@@ -14,6 +14,8 @@ False
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from hashlib import sha256
 from typing import Literal, TypeAlias
 
@@ -67,6 +69,15 @@ def stream(purpose: Purpose, *numbers: int) -> torch.Generator:
     name = "/".join(map(str, (purpose, *numbers)))
     seed = int.from_bytes(sha256(name.encode()).digest()[:4], "big")
     return torch.Generator().manual_seed(seed)
+
+
+@contextmanager
+def global_seed(seed: int) -> Iterator[None]:
+    """Seed torch's global generator, from which layers and functions of the user draw.
+    Afterwards, restore its state."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
 
 
 def normal(generator: torch.Generator, *shape: int) -> Float[Tensor, "..."]:

@@ -29,7 +29,7 @@ from ntkexp.limit.infinite_kernel import Engine, InfiniteKernels
 from ntkexp.mistake import Mistake, in_short
 from ntkexp.model.functional import copy_module
 from ntkexp.shapes import Shape
-from ntkexp.stream import stream
+from ntkexp.stream import global_seed, stream
 
 METHODS = ("closed_form", "monte_carlo")
 
@@ -241,9 +241,7 @@ def draw_weights(
     for weight in module.parameters():
         if weight.is_floating_point():
             weight.detach().fill_(math.nan)
-    # torch's layers draw from its global generator
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with global_seed(seed):
         for layer in layers:
             if isinstance(layer, nn.MultiheadAttention):
                 layer._reset_parameters()

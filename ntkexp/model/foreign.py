@@ -26,6 +26,7 @@ from ntkexp.mistake import Mistake, first_line
 from ntkexp.model.base import LearningTask
 from ntkexp.model.functional import hooked_parameters, training_modes
 from ntkexp.records.atomic import read_object
+from ntkexp.stream import global_seed
 from ntkexp.text import counted
 
 # --- Adapt a foreign module to the data and the loss: convert tokens to integers, outputs
@@ -70,11 +71,10 @@ def adapt_module(
     with `setting`, such as `model.path=net.py`, and report the
     line in the user's file `file`."""
     with (
-        torch.random.fork_rng(devices=[]),
+        global_seed(seed),
         default_dtype(torch.float64),
         as_mistake(setting, file),
     ):
-        torch.manual_seed(seed)
         module = Adapted(make().double().eval(), tokens=task.vocabulary > 0)
         for layer in module.modules():
             if isinstance(layer, nn.Embedding | nn.EmbeddingBag):

@@ -29,7 +29,7 @@ from ntkexp.path.step import Step
 from ntkexp.records.diagnostics import COLUMN, STEP
 from ntkexp.run.metrics import Observer, Row
 from ntkexp.run.setting import Setting
-from ntkexp.stream import stream
+from ntkexp.stream import global_seed, stream
 
 NAME = re.compile(r"[A-Za-z_][\w.()-]{0,150}")
 """A pattern for the names of values. Each value becomes a column of metrics.csv,
@@ -79,8 +79,7 @@ class RunDiagnostics:
         # the same random numbers in each repetition of the run, and after a resumption
         seed = stream("diagnostics", experiment.seed, step).initial_seed()
         for diagnostic in diagnostics:
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(seed)
+            with global_seed(seed):
                 measured = named_values(diagnostic, state)
             for name, value in measured.items():
                 if isinstance(value, Tensor):

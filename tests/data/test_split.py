@@ -340,12 +340,8 @@ def doors(code: str) -> set[str]:
 
 def test_chance_has_one_door() -> None:
     found = {str(file.relative_to(PACKAGE)) for file in PACKAGE.rglob("*.py") if doors(file.read_text("utf-8"))}
-    # `adapted`, Monte Carlo and diagnostics start torch's generator, which layers and a user's functions draw from,
-    # at the start of a stream; simulated tables and resampled rows decide no result of a run
-    assert found == {
-        *("stream.py", "model/foreign.py", "library/infinite.py", "run/diagnose.py"),
-        *("claim/simulation.py", "report/validation.py"),
-    }
+    # simulated tables and resampled rows decide no result of a run
+    assert found == {"stream.py", "claim/simulation.py", "report/validation.py"}
 
 
 def test_every_purpose_is_asked_for_in_one_file() -> None:
