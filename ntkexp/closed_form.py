@@ -119,7 +119,7 @@ def divergence(step_size: float | None, largest: float, examples: int) -> str | 
 def quotient(
     numerator: Float[Tensor, " _"], denominator: Float[Tensor, " _"], limit: float
 ) -> Float[Tensor, " _"]:
-    """Divide element by element. Where the denominator is 0, return `limit`."""
+    """Divide element by element. The quotient with the denominator 0 is `limit`."""
     zero = denominator == 0
     return torch.where(zero, limit, numerator / torch.where(zero, 1.0, denominator))
 
@@ -207,8 +207,8 @@ def factorise(
     This takes a tenth of the time of an eigendecomposition, but serves only one ridge.
     If R has a ridge but is indefinite because of rounding, add a jitter, a small
     multiple of the identity. Multiply the jitter by ten at each later attempt. Without
-    a ridge, raise if the matrix is singular up to rounding. `eps` is the precision with
-    which the entries were computed, by default that of the matrix's dtype.
+    a ridge, raise if the matrix is singular up to rounding. `eps` is the relative error
+    of the entries. By default, it is the precision of the matrix's dtype.
 
     >>> factor = factorise(torch.tensor([[3.0]], dtype=torch.float64), ridge=1.0)
     >>> float(factor.solve(torch.ones(1, 1, dtype=torch.float64))), factor.jitter

@@ -201,7 +201,7 @@ def set_up_process() -> None:
     # treat SIGTERM like Ctrl-C
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     # If file descriptors 0 to 2 are closed, open them. Otherwise the next opened file
-    # would get one of them. Escape characters that the encoding of stdout lacks.
+    # would be taken for stdin, stdout or stderr. Escape characters that the encoding of stdout lacks.
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(descriptor)

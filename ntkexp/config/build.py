@@ -133,7 +133,7 @@ def import_named(name: str, override: str) -> ModuleType:
         parts += [file.stem for file in folder.glob("[!_]*.py")]
         hint = nearest(name, [f"{parent}.{part}" for part in parts])
         raise Mistake(f"{override}: there is no module {error.name}{hint}") from None
-    except Exception as error:
+    except Exception as error:  # a module of the user may raise anything
         if name.split(".", maxsplit=1)[0] == PACKAGE:
             raise
         raise Mistake(

@@ -2,7 +2,7 @@
 and write YAML.
 
 Other tags, such as sets or bytes, raise a YAML error with the line. Dates are read as
-text, as in Hydra, which reads the same files.
+text, because Hydra does so with the same files.
 
 >>> parsed("a: [1, 2020-13-45]")
 {'a': [1, '2020-13-45']}
@@ -215,7 +215,7 @@ def reference_targets(
 def reference_target(
     nodes: Mapping[NodePath, Any], path: NodePath, key: str
 ) -> NodePath | None:
-    """Return the path of the node that `key` refers to, or None if there is none.
+    """Return the path of the node that `key` refers to. Return None if it does not exist.
 
     Leading dots make the key relative to `path`. If a node on the way is itself a
     reference, return the path of that node."""

@@ -189,7 +189,7 @@ class Covariance:
     """True if left example k is paired only with right example k. Kernels then have a
     single column."""
     carried: tuple[Tensor, Distances] | None = None
-    """The distances, and the tensor `nngp` for which they were computed."""
+    """The tensor `nngp`, and the distances that belong to it."""
 
     @classmethod
     def alone(

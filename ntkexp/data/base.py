@@ -192,7 +192,7 @@ def share(count: int, number: int, phases: int) -> int:
 def phase_positions(
     phase: Int[Tensor, " example"] | None, phases: int, count: int
 ) -> list[Int[Tensor, " chosen"]]:
-    """Return the indices of the examples of each phase, among `count` examples.
+    """Return, for each phase, the indices of its examples. There are `count` examples.
 
     >>> [positions.tolist() for positions in phase_positions(torch.tensor([0, 1, 0]), 2, 3)]
     [[0, 2], [1]]
@@ -255,7 +255,7 @@ class Examples:
     as_given: bool = False
     """If True, examples keep their order, and targets their unit. No noise is added."""
     phases: tuple[str, ...] = ()
-    """Names of the phases; empty if there are none."""
+    """Names of the phases. Empty for data without phases."""
     phase: Int[Tensor, " example"] | None = None
     """The number of the phase of each example. Examples are sorted by this number."""
     phase_classes: tuple[tuple[str, ...], ...] = ()

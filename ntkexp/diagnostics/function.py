@@ -19,7 +19,7 @@ class UserFunction(AbstractDiagnostic):
 
     The user must have trusted the file. The function takes a
     `ntkexp.diagnostics.base.TrainingState`. It returns a number, an array, or a dict of
-    them. It must not change the tensors that it receives."""
+    numbers and arrays. It must not change the tensors that it receives."""
 
     path: str
 

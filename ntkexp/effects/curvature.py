@@ -231,7 +231,7 @@ def credit_of_rows(
 
 @dataclass(frozen=True)
 class Clipping:
-    """The gradient of a step, and the norm to which it is clipped (None: no clipping).
+    """The gradient of a step, and the largest norm that clipping allows (None: no clipping).
 
     >>> import torch
     >>> adjoint = torch.tensor([[3.0, 4.0], [4.0, -3.0]])

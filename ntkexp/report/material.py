@@ -190,8 +190,7 @@ def gather(named: Sequence[str], outputs: Path) -> Material:
     for sweep in sweeps:
         try:
             analyses.append(analyse(sweep, runs))
-        except Exception as error:
-            # one broken sweep must not prevent reading the others
+        except Exception as error:  # one broken sweep does not stop the others
             left_out.append(str(unreadable(sweep.path, error)))
     return Material(tuple(runs.values()), tuple(analyses), tuple(left_out))
 

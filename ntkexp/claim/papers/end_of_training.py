@@ -288,7 +288,7 @@ class Operations(NetworkTrial):
             self.width, self.model, self.init, task, stream("weights", seed)
         )
         right = 0.0
-        for taken, outputs in enumerate(self.course(module, x, y, new)):  # noqa: B007
+        for taken, outputs in enumerate(self.course(module, x, y, new)):  # noqa: B007  used after the loop
             right = max(right, share_right(outputs, data.test.target))
             if right >= accuracy - self.allowed:
                 break
