@@ -148,6 +148,9 @@ def draw_conditions(axes: Axes, rows: pd.DataFrame) -> None:
     axes.set(ylabel="condition number of the kernel, median")
 
 
+COLOURS_OF_KERNELS = (BLUE, ORANGE, GREEN, GREY)
+
+
 def draw_accuracies(
     rows: pd.DataFrame,
     names: Mapping[str, str],
@@ -162,7 +165,7 @@ def draw_accuracies(
     canvas = Canvas()
     axes = canvas.panels((WIDE, 2.7))[0, 0]
     ends = []
-    for (kernel, name), colour in zip(names.items(), (BLUE, ORANGE), strict=False):
+    for (kernel, name), colour in zip(names.items(), COLOURS_OF_KERNELS, strict=False):
         for column, line, fill, suffix in (
             ("accuracy", "-", colour, ""),
             ("predicted", ":", "white", ", predicted"),

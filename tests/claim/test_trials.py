@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -11,6 +11,7 @@ from typing import Any, Literal
 import pandas as pd
 import pytest
 import torch
+from torch import Tensor
 
 from ntkexp.claim.conduct import TrialJob, drawn
 from ntkexp.claim.papers.convolutional_kernels import (
@@ -138,6 +139,35 @@ def test_a_learning_curve_is_that_of_least_squares(dtype: Literal["float64", "fl
             outputs = x[order[n:]] @ torch.linalg.pinv(x[order[:n]]) @ y[order[:n]]
             right += int((outputs.argmax(1) == labels[order[n:]]).sum())
         assert row["accuracy"] == right / (3 * (30 - n))
+
+
+def test_a_learning_curve_of_classical_kernels_is_that_of_entry_by_entry_kernels() -> None:
+    """The linear kernel is that of a linear model with a bias. The Gaussian accuracy is the best of five widths."""
+    data = Digits(train=20, query=0, test=0, classes=(0, 1, 2))
+    trial = LearningCurve(
+        model=Linear(), beside=Linear(), init=FLAT, data=data, sizes=(6, 12), splits=4, classical=True
+    )
+    accuracies = {(row["kernel"], row["examples"]): row["accuracy"] for row in trial.rows(0)}
+    x, labels = data.split(0).train.inputs.flatten(1), data.split(0).train.target
+    y = torch.eye(3, dtype=torch.float64)[labels] - 1 / 3
+    distances = sorted(float((x[i] - x[j]).norm()) for i in range(20) for j in range(i))
+    median = distances[(len(distances) - 1) // 2]
+
+    def accuracy(k: Callable[[Tensor, Tensor], Tensor], n: int) -> float:
+        right, generator = 0, stream("splits", 0, n)
+        for _ in range(4):
+            order = torch.randperm(20, generator=generator)
+            gram = torch.stack([torch.stack([k(x[i], x[j]) for j in order[:n]]) for i in order])
+            outputs = gram[n:] @ torch.linalg.solve(gram[:n], y[order[:n]])
+            right += int((outputs.argmax(1) == labels[order[n:]]).sum())
+        return right / (4 * (20 - n))
+
+    def gaussian(factor: float) -> Callable[[Tensor, Tensor], Tensor]:
+        return lambda a, b: torch.exp(-(a - b).square().sum() / (2 * (factor * median) ** 2))
+
+    for n in (6, 12):
+        assert accuracies["linear", n] == accuracy(lambda a, b: 1 + a @ b / len(a), n)
+        assert accuracies["gaussian", n] == max(accuracy(gaussian(factor), n) for factor in (0.25, 0.5, 1, 2, 4))
 
 
 def test_operations_of_elimination_are_counted() -> None:

@@ -32,6 +32,7 @@ from ntkexp.kernel.record.recorder import DispatchMode
 from ntkexp.layer.affine import Affine, Convolution
 from ntkexp.limit.infinite_kernel import infinite_kernel
 from ntkexp.loss import centred_one_hot
+from ntkexp.machine.machines import gaussian_kernel, median_distance
 from ntkexp.mistake import Mistake
 from ntkexp.model.base import AbstractLayered
 from ntkexp.model.networks import CNTK
@@ -238,8 +239,17 @@ class LearningCurve(NetworkTrial):
         logit predicted(n) = logit known(n) + a + b ln n
 
     `known` are the accuracies of `beside` at these sizes. The difficulty of the
-    examples affects both kernels equally, and cancels in the difference. The columns
-    `kernel` (`model` or `beside`) and `examples` (n) label the rows."""
+    examples affects both kernels equally, and cancels in the difference.
+
+    With `classical`, two kernels without a network are fitted on the same subsets:
+
+        linear      k(x, x′) = 1 + ⟨x, x′⟩/d,  d the number of pixel values
+        gaussian    k(x, x′) = exp(−‖x − x′‖²/2h²)
+
+    Each accuracy of the Gaussian kernel is the best of those with h = 1/4, 1/2, 1, 2
+    and 4 median distances. This choice in hindsight favours the Gaussian kernel. The
+    columns `kernel` (`model`, `beside`, `linear` or `gaussian`) and `examples` (n)
+    label the rows."""
 
     model: AbstractLayered
     beside: AbstractLayered
@@ -247,6 +257,7 @@ class LearningCurve(NetworkTrial):
     splits: Count = 200
     at: tuple[Count, ...] = ()
     known: tuple[Annotated[float, Field(gt=0, lt=1)], ...] = ()
+    classical: bool = False
     dtype: Literal["float64", "float32"] = "float64"
     """The precision of the kernels. The linear systems are always solved in float64.
 
@@ -277,16 +288,22 @@ class LearningCurve(NetworkTrial):
                 f"trial.sizes: {max(self.sizes)} of {len(x)} examples leave none to classify; "
                 "give more"
             )
-        found = {}
         y = centred_one_hot(labels, len(data.classes))
+        kernels = {}
         for name, model in {"model": self.model, "beside": self.beside}.items():
-            kernel = infinite_kernel(
-                model.layers(self.init, tuple(x.shape[1:]), 1), x, threads=1
-            ).ntk
-            kernel = kernel.to(y)
-            found[name] = [
-                self.accuracy(kernel, labels, y, size, seed) for size in self.sizes
+            layers = model.layers(self.init, tuple(x.shape[1:]), 1)
+            kernels[name] = [infinite_kernel(layers, x, threads=1).ntk.to(y)]
+        if self.classical:
+            kernels |= classical_kernels(data.train.inputs.flatten(1))
+
+        # Of several kernels with the same name, choose the best at each size.
+        found = {
+            name: [
+                max(self.accuracy(one, labels, y, size, seed) for one in same_name)
+                for size in self.sizes
             ]
+            for name, same_name in kernels.items()
+        }
         predicted = predict_by_gain(
             found["model"], found["beside"], self.sizes, self.at, self.known
         )
@@ -316,6 +333,19 @@ class LearningCurve(NetworkTrial):
             outputs = kernel[new[:, None], train] @ coefficients
             right += int((outputs.argmax(1) == labels[new]).sum())
         return right / (self.splits * (len(labels) - size))
+
+
+def classical_kernels(
+    x: Float[Tensor, "example feature"],
+) -> dict[str, list[Float[Tensor, "example example"]]]:
+    """Return the linear kernel, and Gaussian kernels of several widths
+    (see `LearningCurve`)."""
+    median = median_distance(x)
+    widths = [median * factor for factor in (1 / 4, 1 / 2, 1, 2, 4)]
+    return {
+        "linear": [1 + x @ x.t() / x.shape[1]],
+        "gaussian": [gaussian_kernel(x, x, width) for width in widths],
+    }
 
 
 def predict_by_gain(
