@@ -8,6 +8,7 @@ import shutil
 import tracemalloc
 from collections.abc import Callable
 from concurrent.futures import Future, wait
+from dataclasses import replace
 from itertools import count
 from math import acos, inf, pi, sqrt
 from pathlib import Path
@@ -258,6 +259,16 @@ def test_it_lies_within_its_bar_and_has_an_identity_of_its_own() -> None:
     elsewhere = mean_of_two("kernel.sketch=500").remark
     assert elsewhere.startswith("the kernel is a sketch (kernel.sketch=500): it is good for kernel change")
     assert sketched.spec == exact.spec | {"sketch": 500, "sketch_seed": 0}
+
+
+def test_a_loss_with_more_outputs_has_another_kernel() -> None:
+    """The squared loss of two classes has one output, and cross-entropy has two."""
+    squared, hinge, entropy = (mean_of_two(f"loss={loss}") for loss in ("squared", "hinge", "cross_entropy"))
+    assert (squared.outputs, hinge.outputs, entropy.outputs) == (1, 1, 2)
+    assert squared.identity == hinge.identity
+    assert squared.identity != entropy.identity
+    traces = [replace(kernel, chosen_outputs="trace").identity for kernel in (squared, entropy)]
+    assert traces[0] != traces[1]
 
 
 # Predictions from a file, against the formulas applied to the whole matrix.
