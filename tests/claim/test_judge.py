@@ -284,6 +284,17 @@ CHECK_CACHES: list[tuple[AbstractExpectation, pd.DataFrame, str, float, str]] = 
         2.0,
         "there is no interval; 1 of 2 seeds have it at an end of the axis",
     ),
+    # Nor is one that an end reaches too, on either side.
+    *(
+        (
+            Location(along="width", value=2.0, margin=0.1),
+            rows_of([*curve, 1.0, 3.0, 1.0], width=[1, 2, 4] * 2, seed=[0] * 3 + [1] * 3),
+            "undecided",
+            2.0,
+            "there is no interval; 1 of 2 seeds have it at an end of the axis",
+        )
+        for curve in ([1.0, 3.0, 3.0], [3.0, 3.0, 1.0])
+    ),
 ]
 
 
@@ -308,6 +319,7 @@ MISTAKES: list[tuple[AbstractExpectation, pd.DataFrame, str]] = [
         "over_examples: .* column example",
     ),
     (FLAT, LINES, "choose a curve by `where`"),
+    (FLAT, LINES[:3:2].assign(width=[0, 2]), "along=width: a power law needs positions above 0, and there is 0;"),
     (FLAT.model_copy(update={"where": {"depth": 3}}), LINES, "where: no row has depth=3; there are 1, 2"),
 ]
 
