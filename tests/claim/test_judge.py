@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from ntkexp.claim.conduct import measure
+from ntkexp.claim.conduct import measure, plan_claim
 from ntkexp.claim.expectation import (
     AbstractAverage,
     AbstractExpectation,
@@ -29,7 +29,9 @@ from ntkexp.claim.judge import Finding, join_parts, judge_interval, judge_look, 
 from ntkexp.claim.look import Look
 from ntkexp.claim.papers.scalar_functions import FiniteStepPeaks, FiniteSteps, ScalarCurve
 from ntkexp.claim.quantity import Column, Columns, Crossing, Measured
+from ntkexp.claim.read import claim_of
 from ntkexp.claim.simulation import DESIGNS, SIMULATED_RULES, JudgingDesign, invent, look_of, try_design, try_judging
+from ntkexp.config.compose import composer
 from ntkexp.data.synthetic import Integers
 from ntkexp.init import Standard
 from ntkexp.mistake import Mistake
@@ -427,6 +429,21 @@ def test_a_claim_of_a_trial_is_judged_and_kept(tmp_path: Path) -> None:
         file.write_text("damaged")  # carried out again
     assert claim_records(tmp_path) == [judged(planned(OF_LINES, tmp_path))]
     assert kept(record.path) == before
+
+
+def test_no_record_stands_beside_tables_of_another_stage(tmp_path: Path) -> None:
+    """A kill may come after any file. Here the table of the second look cannot be written."""
+    staged = OF_LINES | {"looks": [2, 4]}
+    made = composer(None, ["tests"])
+    claim = claim_of("tiny", staged, made.builder)
+    first = claim.with_looks({name: look.at(0) for name, look in claim.looks.items()})
+    record = judged(plan_claim(first, made, tmp_path, ("tests",)))
+    assert claim_records(tmp_path) == [record]
+    (record.path / "second.csv").unlink()
+    (record.path / "second.csv").mkdir()
+    with pytest.raises(IsADirectoryError):
+        judged(plan_claim(claim, made, tmp_path, ("tests",)))
+    assert claim_records(tmp_path) == []
 
 
 def test_minutes_are_cpu_time(tmp_path: Path) -> None:
