@@ -601,11 +601,23 @@ class Location(AbstractExpectation):
     extreme: Literal["largest", "least"] = "largest"
 
     def contains(self, figure: float) -> bool:
-        return figure > 0 and self.expected.low < math.log(figure) < self.expected.high
+        return (
+            figure > 0 and self.expected.low < self.scaled(figure) < self.expected.high
+        )
 
     @property
     def expected(self) -> Expected:
         return Expected(math.log(self.value), math.log1p(self.margin))
+
+    @property
+    def edges(self) -> tuple[float, ...]:
+        return self.expected.edges
+
+    def scaled(self, value: float) -> float:
+        """Return the logarithm of a position."""
+        if value <= 0:
+            raise Mistake(f"{short(value)} is no position on a logarithmic axis")
+        return math.log(value)
 
     @property
     def sign(self) -> int:

@@ -25,7 +25,7 @@ from ntkexp.claim.expectation import (
     Order,
     Slope,
 )
-from ntkexp.claim.judge import Finding, join_parts, judge_interval, judge_look, judge_part, judge_table
+from ntkexp.claim.judge import Finding, far_from_null, join_parts, judge_interval, judge_look, judge_part, judge_table
 from ntkexp.claim.look import Look
 from ntkexp.claim.papers.scalar_functions import FiniteStepPeaks, FiniteSteps, ScalarCurve
 from ntkexp.claim.quantity import Column, Columns, Crossing, Measured
@@ -539,6 +539,18 @@ def test_a_control_that_shows_nothing_blocks_the_verdict(tmp_path: Path, control
     record = judged(planned(OF_LINES | {"null": 0, "control": control}, tmp_path))
     assert (record.main.verdict, record.main.p) == ("undecided", None)
     assert reason in record.main.note
+
+
+@pytest.mark.parametrize(("top", "said"), [(3.0, ""), (1e6, "1.0e6 instead of 3")])
+def test_an_extreme_far_from_its_null_blocks_the_verdict(top: float, said: str) -> None:
+    """In logarithms, 1e6 is more than ten times as far from the null value 3 as the edge 1.1 of the range."""
+    rule = Location(along="width", value=1.0, margin=0.1)
+    widths = [top / 2, top, 2 * top]
+    table = rows_of([1.0, 3.0, 1.0] * 3, width=widths * 3, seed=sorted([*range(3)] * 3))
+    parts = (judge_part(rule, table),)
+    control = Look({}, None, (0, 1, 2), Column(column="value"), (rule,))
+    finding = replace(parts[0], parts=parts)
+    assert far_from_null(finding, control, replace(control, nulls=(3.0,))) == said
 
 
 def test_a_claim_without_a_control_has_two_looks(tmp_path: Path) -> None:
