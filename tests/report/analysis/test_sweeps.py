@@ -129,7 +129,7 @@ def test_ratios_that_no_float_can_hold_end_no_comparison(tmp_path: Path) -> None
     first.runs["loss"], second.runs["loss"] = 1e200, 1e-200
     for pair, ratio in (((first, second), 0.0), ((second, first), np.inf)):
         table = compare(*pair).set_index("quantity").loc["loss"]
-        assert (table[["ratio", "ratio_low", "ratio_high"]] == ratio).all(axis=None)
+        assert (table[["ratio", "ratio_low", "ratio_high"]].to_numpy() == ratio).all()
 
 
 def test_a_seed_without_a_pair_is_left_out_of_the_mean_over_points(tmp_path: Path) -> None:
