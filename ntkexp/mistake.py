@@ -261,6 +261,13 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f"; did you mean '{spelt[matches[0]]}'?" if matches else ""
 
 
+NO_DEPENDENCE = (
+    "the outputs depend on no parameter that requires gradients, so the kernel is zero; "
+    "let a parameter that they use require gradients"
+)
+"""The message about a network without a tangent kernel."""
+
+
 def nearest_file(name: str, files: Iterable[str]) -> str:
     """Return a hint that suggests a file with a similar name, or "" if there is none.
 

@@ -108,12 +108,15 @@ class Spectrum:
 
     @property
     def effective_rank(self) -> float:
-        """Return exp(−Σ p log p) for the normalised eigenvalues p.
+        """Return exp(−Σ p log p) for the normalised eigenvalues p, or NaN if no eigenvalue
+        is positive.
 
         >>> Spectrum(torch.tensor([2.0, 2.0, 0.0]), torch.eye(3)).effective_rank
         2.0
         """
         positive = self.values[self.values > 0]
+        if not len(positive):
+            return float("nan")
         shares = positive / positive.sum()
         return float(torch.exp(-(shares * shares.log()).sum()))
 
@@ -327,7 +330,8 @@ def activity(
 #                            coefficients do not depend on the query
 #     left_out               fraction of pairs (x, xᵢ) whose 𝒦 is too small to divide by
 #     symmetry_defect        ‖𝒦 − 𝒦ᵀ‖/‖𝒦‖ between training examples
-#     psd_defect             max(0, −λ_min/λ_max) of the symmetric part of 𝒦(X, X)
+#     psd_defect             max(0, −λ_min/λ_max) of the symmetric part of 𝒦(X, X); infinite if
+#                            λ_min < 0 and no eigenvalue is positive
 
 
 TOP_CONTRIBUTORS = (1, 5, 10)
@@ -414,9 +418,12 @@ def defects(kernel: Float[Tensor, "train out train out_"]) -> dict[str, float]:
     of the path kernel between training examples."""
     matrix = kernel.flatten(2).flatten(0, 1)
     values = torch.linalg.eigvalsh((matrix + matrix.mH) / 2)
+    psd_defect = max(0.0, ratio(-values[0], values[-1]))
+    if values[0] < 0 and values[-1] <= 0:
+        psd_defect = math.inf
     return {
         "symmetry_defect": ratio((matrix - matrix.mH).norm(), matrix.norm()),
-        "psd_defect": max(0.0, ratio(-values[0], values[-1])),
+        "psd_defect": psd_defect,
     }
 
 

@@ -80,6 +80,7 @@ def test_eigenvectors_are_those_of_the_matrix(seed: int, outputs: int) -> None:
 def test_the_effective_rank_of_equal_eigenvalues_counts_them() -> None:
     assert abs(spectrum(diagonal([3.0] * 5)).effective_rank - 5) < 100 * EPS
     assert abs(spectrum(diagonal([3.0, 3.0, 0.0])).effective_rank - 2) < 100 * EPS
+    assert isnan(spectrum(diagonal([0.0, 0.0])).effective_rank)
 
 
 @given(seeds)
@@ -334,6 +335,8 @@ def test_small_kernels_are_not_divided_by(outs: int, size: float, left_out: floa
         ([[2.0, 0.0], [0.0, -1.0]], 0.0, 0.5),
         ([[1.0, 1.0], [-1.0, 1.0]], sqrt(2), 0.0),
         ([[1.0, 4.0], [2.0, 1.0]], sqrt(8 / 22), 0.5),
+        ([[-1.0, 0.0], [0.0, -2.0]], 0.0, inf),
+        ([[-1.0, 0.0], [0.0, 0.0]], 0.0, inf),
     ],
 )
 def test_defects_of_a_kernel_that_is_none(matrix: list[list[float]], symmetry: float, psd: float) -> None:

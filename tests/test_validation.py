@@ -47,6 +47,17 @@ def test_scores_that_add_up_to_what_happens_are_perfect(seed: int) -> None:
     assert linear_datamodeling_score(-scores, left_out, outputs, 3).by_query == pytest.approx(-1.0, abs=1e-12)
 
 
+def test_equal_scores_predict_nothing() -> None:
+    """Sums of equal scores differ by rounding, and the ranks of the differences are random."""
+    drawn = np.random.default_rng(0)
+    left_out = drawn.random((50, 200)).argsort(1).argsort(1) < 50
+    scores = np.repeat(drawn.normal(size=(3, 1)), 200, axis=1)
+    assert np.ptp(left_out.astype(float) @ scores.T, axis=0).max() > 0
+    scores[1, 0] *= 1 + 1e-6
+    found = linear_datamodeling_score(scores, left_out, drawn.normal(size=(50, 3)), 10)
+    assert np.isnan(found.by_query).tolist() == [True, False, True]
+
+
 @given(st.integers(0, 2**32 - 1))
 def test_ranks_correlate_as_in_a_data_frame(seed: int) -> None:
     """With ties, which whole numbers have."""

@@ -59,10 +59,12 @@ from ntkexp.records.claim import (
     FIXED_POOL,
     PICTURE,
     TIMINGS,
+    VERDICT,
     WHOLE,
     ClaimRecord,
     Exhibit,
     Judgement,
+    read_claim_record,
     write_claim,
     write_exhibit,
 )
@@ -423,15 +425,28 @@ def write_result(
     planned: PlannedClaim, record: ClaimRecord, tables: Mapping[str, pd.DataFrame]
 ) -> None:
     """Write the files of a claim's folder. Write the record last, so that every folder
-    with a record is complete."""
+    with a record is complete.
+
+    If another stage was judged before, remove its record first. A kill would leave it
+    beside the tables of this stage."""
     claim = planned.claim
     folder = planned.folder
+    if differs(record):
+        (folder / VERDICT).unlink(missing_ok=True)
     write_atomically(folder / "claim.json", to_text(claim.fields))
     for name, table in tables.items():
         write_atomically(folder / f"{name}.csv", format_csv(table))
     draw(claim.picture, JudgedClaim(claim.looks, record, tables))
     write_timings(folder / TIMINGS, planned.seconds)
     write_claim(record)
+
+
+def differs(record: ClaimRecord) -> bool:
+    """Return True unless the folder of a claim contains this record."""
+    try:
+        return read_claim_record(record.path).fields != record.fields
+    except Mistake:
+        return True
 
 
 def judgement(look: Look, finding: Finding, draws: str) -> Judgement:

@@ -556,6 +556,11 @@ class Slope(AbstractExpectation):
         refuse_several(table, self.along)
         x = np.asarray(positions, dtype=np.float64)
         y = np.asarray(table["value"], dtype=np.float64)
+        if (x <= 0).any():
+            raise Mistake(
+                f"along={self.along}: a power law needs positions above 0, and there is "
+                f"{short(float(x.min()))}; leave them out by `where`"
+            )
         if (y <= 0).any():
             note = "some figures are not above 0, and have no logarithm"
             return Interval(Estimate(math.nan), self.expected, note=note)
@@ -588,7 +593,7 @@ class Location(AbstractExpectation):
     The position is expected between value/(1 + margin) and value·(1 + margin). For each
     seed, the position is the vertex of a parabola through the extreme point and its two
     neighbours, on a logarithmic axis. If the extreme of any seed is at an end of the
-    axis, the rule is undecided."""
+    axis, or an end is equally high, the rule is undecided."""
 
     along: str
     value: float = Field(gt=0)
@@ -596,11 +601,23 @@ class Location(AbstractExpectation):
     extreme: Literal["largest", "least"] = "largest"
 
     def contains(self, figure: float) -> bool:
-        return figure > 0 and self.expected.low < math.log(figure) < self.expected.high
+        return (
+            figure > 0 and self.expected.low < self.scaled(figure) < self.expected.high
+        )
 
     @property
     def expected(self) -> Expected:
         return Expected(math.log(self.value), math.log1p(self.margin))
+
+    @property
+    def edges(self) -> tuple[float, ...]:
+        return self.expected.edges
+
+    def scaled(self, value: float) -> float:
+        """Return the logarithm of a position."""
+        if value <= 0:
+            raise Mistake(f"{short(value)} is no position on a logarithmic axis")
+        return math.log(value)
 
     @property
     def sign(self) -> int:
@@ -631,7 +648,7 @@ class Location(AbstractExpectation):
             )
         y = ordered["value"].to_numpy(dtype=float) * self.sign
         top = int(np.argmax(y))
-        if top in {0, len(y) - 1}:
+        if y[top] in {y[0], y[-1]}:  # also if an end is equally high
             return math.nan
         neighbours = slice(top - 1, top + 2)
         return vertex(np.log(x[neighbours]), y[neighbours])

@@ -196,11 +196,9 @@ def write_page(
     from ntkexp.records.claim import claim_records
     from ntkexp.report.page.build import write_claims
 
-    current = [
-        record
-        for record in claim_records(folder)
-        if is_current(record, entries.get(record.name, []))
-    ]
+    current = claim_records(
+        folder, lambda record: is_current(record, entries.get(record.name, []))
+    )
     return write_claims(current, folder.parent / "report", repeat, entries)
 
 
@@ -306,7 +304,10 @@ def publish_or_check(
     folder = Path(names[1]).expanduser()
     choices = composer.builder.choices
     if names[0] == "publish":
-        records = claim_records(out)
+        before = registered(choices, out)
+        records = claim_records(
+            out, lambda record: is_current(record, before.get(record.name, []))
+        )
         if reason:
             records += judged_again(folder, composer, out, records, reason)
         entries = registered(choices, out)

@@ -106,13 +106,17 @@ def write_files(
 ) -> list[Path]:
     """Write the picture, its data and the comparison. Return the paths of the files."""
     from ntkexp.cli.kernel_predict import save
+    from ntkexp.experiment.identity import identity
     from ntkexp.report.plots.rendering import METADATA, write
     from ntkexp.report.plots.run_plots import draw_ensemble
     from ntkexp.report.plots.style import house_style
 
     model = experiment.model
     networks = len(trained[0].outputs)
-    name = f"ensemble-{model.option}-w{model.width}-n{networks}-s{experiment.seed}"
+    # other settings give other files, so a killed command cannot leave files of two settings
+    # under one name
+    digest = identity(experiment)[:12]
+    name = f"ensemble-{model.option}-w{model.width}-n{networks}-s{experiment.seed}-{digest}"
     train_data = (
         problem.places[: problem.train].numpy(),
         problem.targets[: problem.train, 0].numpy(),

@@ -310,6 +310,9 @@ class EmpiricalKernel(AbstractKernel):
         return {
             "kind": "tangent",
             **parts,
+            # the loss determines the number of outputs, for example 1 or 2 for two classes
+            "network_outputs": self.width,
+            "vocabulary": self.data.vocabulary,
             "casts": self.experiment.path.casts,
             "outputs": self.chosen_outputs,
             **source,

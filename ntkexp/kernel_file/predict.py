@@ -512,15 +512,17 @@ def score_of(
     targets = entries.targets[points]
     labels = entries.labels[points]  # class labels; −1 for regression
     error = outputs.mean - targets
-    classifies = bool((labels >= 0).all())
+    # outputs that overflow name no class
+    classifies = bool((labels >= 0).all() and outputs.mean.isfinite().all())
     accuracy = None
     if classifies:
         is_correct = predicted_label(outputs.mean).long() == labels
         accuracy = float(is_correct.double().mean())
     cross_entropy = None
     calibration = None
-    if classifies and outputs.deviation is not None:
-        chances = probabilities(outputs.mean, outputs.deviation)
+    deviation = outputs.deviation
+    if classifies and deviation is not None and deviation.isfinite().all():
+        chances = probabilities(outputs.mean, deviation)
         cross_entropy = log_loss(chances, labels)
         calibration = calibration_error(chances, labels)
     return Score(

@@ -27,7 +27,7 @@ from ntkexp.library.module import (
     warn_of,
 )
 from ntkexp.library.tangent import as_list, kernel, refuse_sides
-from ntkexp.mistake import Mistake
+from ntkexp.mistake import NO_DEPENDENCE, Mistake
 from ntkexp.model.functional import function_of, weights_of
 from ntkexp.shapes import Function, Inputs, Weights
 
@@ -243,9 +243,7 @@ def gradients(
     }
     outputs = function(leaves, x)[0]
     if not outputs.requires_grad:
-        raise Mistake(
-            "the outputs depend on no parameter that requires gradients, so the kernel is zero"
-        )
+        raise Mistake(NO_DEPENDENCE)
     rows = list[Weights]()
     for output in outputs:
         row = torch.autograd.grad(

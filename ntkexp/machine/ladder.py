@@ -149,7 +149,8 @@ def compare_on_split(
     moved = float((end - compared.start).norm())
     spread = float((end - end.mean(0)).square().sum())
     agreement = None
-    if classifies and compared.outputs is None and outcome.measure is None:
+    names_classes = classifies and compared.outputs is None and outcome.measure is None
+    if names_classes and error.isfinite().all():
         same_label = predicted_label(end + error) == predicted_label(end)
         agreement = float(same_label.double().mean())
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -263,9 +263,14 @@ def read_claim_record(path: Path) -> ClaimRecord:
         ) from error
 
 
-def claim_records(folder: Path) -> list[ClaimRecord]:
+def claim_records(
+    folder: Path, is_wanted: Callable[[ClaimRecord], bool] = lambda record: True
+) -> list[ClaimRecord]:
     """Read the judged claims in a folder. For each name and size, return the latest
-    record that can be read."""
+    wanted record that can be read.
+
+    The times of files may be wrong, for example after a copy. So `is_wanted` should
+    choose the version of each claim, if it is known."""
     records: dict[tuple[str, str], ClaimRecord] = {}
     for file in sorted(
         folder.glob(f"*/{VERDICT}"),
@@ -275,7 +280,8 @@ def claim_records(folder: Path) -> list[ClaimRecord]:
             record = read_claim_record(file.parent)
         except Mistake:
             continue  # the command that judges the claim will write the record again
-        records[record.name, record.size] = record
+        if is_wanted(record):
+            records[record.name, record.size] = record
     return [records[key] for key in sorted(records)]
 
 

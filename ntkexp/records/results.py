@@ -14,7 +14,8 @@ trained network. It has one row per kernel machine and split.
     relative_error  ‖f̂ − f_T‖ / ‖f_T − f_0‖ over all queries and outputs of the split
     floor           the bound on the relative rounding error
     max_error       max |f̂ − f_T|
-    agreement       fraction of equal predicted labels; empty for regression
+    agreement       fraction of equal predicted labels; empty for regression, and if an output
+                    is not finite
     r2              R² of f̂ against f_T
     note            remarks, such as the reason why the kernel machine does not apply
     control         True if the kernel machine is independent of the network

@@ -7,6 +7,7 @@ columns empty."""
 from __future__ import annotations
 
 import csv
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -36,7 +37,7 @@ def numbers_in_words(run: ListedRun, now: float) -> list[str]:
         # relative error of the frozen kernel on the main split
         spelt(if_readable(lambda: frozen_error(run.path)), percent),
         # seconds since the run was finished, else since it was begun
-        spelt(if_readable(lambda: now - last_change(run.path)), duration),
+        spelt(if_readable(lambda: age(run.path, now)), duration),
         # wall seconds of the run
         spelt(if_readable(lambda: seconds_of(run.path)) or None, duration),
     ]
@@ -107,6 +108,13 @@ def last_change(path: Path) -> float:
     return (newest if newest.is_file() else path / CONFIG).stat().st_mtime
 
 
+def age(path: Path, now: float) -> float | None:
+    """Return the seconds since the last change of a run, or None if it lies in the
+    future, because a clock was wrong."""
+    seconds = now - last_change(path)
+    return seconds if seconds >= 0 else None
+
+
 def seconds_of(path: Path) -> float:
     """Return the wall seconds of a run. Skip the timings of single kernel machines
     (names with a dot), because 'run' includes them."""
@@ -160,7 +168,7 @@ def format_within(table: Table, width: float) -> str:
 
 
 def spelt(number: float | None, spell: Callable[[float], str]) -> str:
-    return MISSING if number is None else spell(number)
+    return MISSING if number is None or math.isnan(number) else spell(number)
 
 
 def refuse_unknown(keys: Sequence[str], runs: Sequence[ListedRun]) -> None:

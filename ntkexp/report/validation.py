@@ -66,7 +66,7 @@ def linear_datamodeling_score(
     >>> linear_datamodeling_score(np.array([[3.0, 2.0, 1.0]]), left_out, outputs).value
     1.0
     """
-    predicted = -(left_out.astype(float) @ scores.T)
+    predicted = predicted_outputs(scores, left_out)
     by_query = spearman(predicted, outputs)
 
     # Bootstrap: draw trainings and queries with replacement
@@ -82,6 +82,22 @@ def linear_datamodeling_score(
     known = [mean for mean in means if np.isfinite(mean)]
     low, high = np.percentile(known, [tail, 100 - tail]) if known else (np.nan, np.nan)
     return DatamodelingScore(mean_known(by_query), float(low), float(high), by_query)
+
+
+def predicted_outputs(
+    scores: Scores, left_out: NDArray[np.bool_]
+) -> NDArray[np.float64]:
+    """Return −Σ_{i left out of S} τ(q, i), [training, query].
+
+    If the sums of a query differ only by rounding, for example because all its scores
+    are equal, return equal sums. Their ranks would be random."""
+    selection = left_out.astype(float)
+    predicted = -(selection @ scores.T)
+    # the rounding error of a sum of n numbers is at most n eps Σ|τ|
+    rounding = np.finfo(float).eps * scores.shape[1]
+    errors = rounding * (selection @ np.abs(scores.T)).max(0)
+    is_constant = np.ptp(predicted, axis=0) <= 2 * errors
+    return np.where(is_constant, predicted[:1], predicted)
 
 
 def top_examples(

@@ -3,6 +3,7 @@ more columns."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -357,7 +358,10 @@ class Observer:
                 hits = predicted_label(outputs[points]) == predicted_label(
                     problem.targets[points]
                 )
-                numbers["accuracy" + name] = hits.double().mean()
+                # the argmax of NaN would be the first class
+                accuracy = hits.double().mean()
+                is_finite = outputs[points].isfinite().all()
+                numbers["accuracy" + name] = accuracy.where(is_finite, math.nan)
         start = problem.weights
         differences = squared_norms(
             {name: weights[name] - start[name] for name in start}

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from ntkexp.claim.conduct import measure
+from ntkexp.claim.conduct import measure, plan_claim
 from ntkexp.claim.expectation import (
     AbstractAverage,
     AbstractExpectation,
@@ -25,11 +25,13 @@ from ntkexp.claim.expectation import (
     Order,
     Slope,
 )
-from ntkexp.claim.judge import Finding, join_parts, judge_interval, judge_look, judge_part, judge_table
+from ntkexp.claim.judge import Finding, far_from_null, join_parts, judge_interval, judge_look, judge_part, judge_table
 from ntkexp.claim.look import Look
 from ntkexp.claim.papers.scalar_functions import FiniteStepPeaks, FiniteSteps, ScalarCurve
 from ntkexp.claim.quantity import Column, Columns, Crossing, Measured
+from ntkexp.claim.read import claim_of
 from ntkexp.claim.simulation import DESIGNS, SIMULATED_RULES, JudgingDesign, invent, look_of, try_design, try_judging
+from ntkexp.config.compose import composer
 from ntkexp.data.synthetic import Integers
 from ntkexp.init import Standard
 from ntkexp.mistake import Mistake
@@ -284,6 +286,17 @@ CHECK_CACHES: list[tuple[AbstractExpectation, pd.DataFrame, str, float, str]] = 
         2.0,
         "there is no interval; 1 of 2 seeds have it at an end of the axis",
     ),
+    # Nor is one that an end reaches too, on either side.
+    *(
+        (
+            Location(along="width", value=2.0, margin=0.1),
+            rows_of([*curve, 1.0, 3.0, 1.0], width=[1, 2, 4] * 2, seed=[0] * 3 + [1] * 3),
+            "undecided",
+            2.0,
+            "there is no interval; 1 of 2 seeds have it at an end of the axis",
+        )
+        for curve in ([1.0, 3.0, 3.0], [3.0, 3.0, 1.0])
+    ),
 ]
 
 
@@ -308,6 +321,7 @@ MISTAKES: list[tuple[AbstractExpectation, pd.DataFrame, str]] = [
         "over_examples: .* column example",
     ),
     (FLAT, LINES, "choose a curve by `where`"),
+    (FLAT, LINES[:3:2].assign(width=[0, 2]), "along=width: a power law needs positions above 0, and there is 0;"),
     (FLAT.model_copy(update={"where": {"depth": 3}}), LINES, "where: no row has depth=3; there are 1, 2"),
 ]
 
@@ -417,6 +431,21 @@ def test_a_claim_of_a_trial_is_judged_and_kept(tmp_path: Path) -> None:
     assert kept(record.path) == before
 
 
+def test_no_record_stands_beside_tables_of_another_stage(tmp_path: Path) -> None:
+    """A kill may come after any file. Here the table of the second look cannot be written."""
+    staged = OF_LINES | {"looks": [2, 4]}
+    made = composer(None, ["tests"])
+    claim = claim_of("tiny", staged, made.builder)
+    first = claim.with_looks({name: look.at(0) for name, look in claim.looks.items()})
+    record = judged(plan_claim(first, made, tmp_path, ("tests",)))
+    assert claim_records(tmp_path) == [record]
+    (record.path / "second.csv").unlink()
+    (record.path / "second.csv").mkdir()
+    with pytest.raises(IsADirectoryError):
+        judged(plan_claim(claim, made, tmp_path, ("tests",)))
+    assert claim_records(tmp_path) == []
+
+
 def test_minutes_are_cpu_time(tmp_path: Path) -> None:
     """Each trial works for 0.75 s, in 30 s of wall time."""
     found = planned(OF_LINES, tmp_path)
@@ -510,6 +539,18 @@ def test_a_control_that_shows_nothing_blocks_the_verdict(tmp_path: Path, control
     record = judged(planned(OF_LINES | {"null": 0, "control": control}, tmp_path))
     assert (record.main.verdict, record.main.p) == ("undecided", None)
     assert reason in record.main.note
+
+
+@pytest.mark.parametrize(("top", "said"), [(3.0, ""), (1e6, "1.0e6 instead of 3")])
+def test_an_extreme_far_from_its_null_blocks_the_verdict(top: float, said: str) -> None:
+    """In logarithms, 1e6 is more than ten times as far from the null value 3 as the edge 1.1 of the range."""
+    rule = Location(along="width", value=1.0, margin=0.1)
+    widths = [top / 2, top, 2 * top]
+    table = rows_of([1.0, 3.0, 1.0] * 3, width=widths * 3, seed=sorted([*range(3)] * 3))
+    parts = (judge_part(rule, table),)
+    control = Look({}, None, (0, 1, 2), Column(column="value"), (rule,))
+    finding = replace(parts[0], parts=parts)
+    assert far_from_null(finding, control, replace(control, nulls=(3.0,))) == said
 
 
 def test_a_claim_without_a_control_has_two_looks(tmp_path: Path) -> None:

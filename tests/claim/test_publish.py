@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from ntkexp.claim.conduct import circumstances, register_claim
 from ntkexp.claim.publication import VERDICTS_FILE, files_of, write_digests
 from ntkexp.claim.publish import check, judge_again, publish
 from ntkexp.claim.trial import AbstractTrial, Rows
-from ntkexp.cli.claims import registered
+from ntkexp.cli.claims import publish_or_check, registered
 from ntkexp.config.compose import Composer, composer
 from ntkexp.data import CIFAR10
 from ntkexp.data.base import AbstractSource
@@ -49,6 +50,17 @@ def test_a_publication_has_the_verdicts_and_tables(tmp_path: Path) -> None:
     assert [*pd.read_csv(folder / "tiny" / "main.csv")] == ["runs", "width", "seed", "value"]
     assert "1 claim: 1 supported." in (folder / "README.md").read_text()
     assert check(folder, made, entries) == ["tiny"]
+
+
+def test_the_times_of_files_do_not_choose_the_version_of_a_claim(tmp_path: Path) -> None:
+    """A copied folder of an earlier version is newer than that of the version in the register."""
+    (made, _, entries), out = looked_at(tmp_path), tmp_path / "out" / "claims"
+    earlier = judged(planned(TREE | {"seeds": 3}, out, made=made))
+    assert earlier.digest != entries["tiny"][-1].digest
+    os.utime(earlier.path / "verdict.json", (2**32, 2**32))
+    publish_or_check(["publish", str(tmp_path / "docs")], made, ["tests"], out, "")
+    (row,) = json.loads((tmp_path / "docs" / VERDICTS_FILE).read_text())
+    assert row["entry"] == entries["tiny"][-1].digest
 
 
 def test_changed_files_are_not_published_again(tmp_path: Path) -> None:

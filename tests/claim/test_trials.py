@@ -25,7 +25,7 @@ from ntkexp.claim.papers.convolutional_kernels import (
 )
 from ntkexp.claim.papers.double_descent import WidthSweep
 from ntkexp.claim.papers.end_of_training import EndOfTraining, LinearModes, Operations
-from ntkexp.claim.papers.followed_loops import GrokkingByComponent, SubliminalLearning
+from ntkexp.claim.papers.followed_loops import GrokkingByComponent, SubliminalLearning, accuracy
 from ntkexp.claim.papers.lazy_and_rich import (
     AfterKernel,
     LateGeneralising,
@@ -299,6 +299,22 @@ def test_a_student_learns_the_sum_of_the_parts() -> None:
     assert [*rows.index] == ["teacher", "another"]
     assert (rows["rise"] != 0).all()
     assert (rows["miss"] < 1e-12).all()
+
+
+def test_outputs_that_are_not_finite_have_no_accuracy() -> None:
+    """The argmax of NaN is the first class."""
+    data = Digits(classes="all", train=6, query=20, test=9).split(0)
+    network = torch.nn.Linear(data.query.inputs[0].numel(), 12, dtype=torch.float64)
+    assert 0 <= accuracy(network, data.query, 10) <= 1
+    torch.nn.init.constant_(network.weight, math.nan)
+    assert math.isnan(accuracy(network, data.query, 10))
+
+    trial = LearningCurve(model=Linear(), beside=Linear(), init=INIT, data=IMAGES, sizes=(2, 4), splits=2)
+    kernel = torch.eye(6, dtype=torch.float64)
+    targets = torch.ones(6, 2, dtype=torch.float64)
+    labels = torch.zeros(6, dtype=torch.long)
+    assert trial.accuracy(kernel, labels, targets, 4, 0) == 1
+    assert math.isnan(trial.accuracy(kernel, labels, targets * math.nan, 4, 0))
 
 
 def test_components_have_their_parts_by_phases() -> None:

@@ -160,6 +160,14 @@ def test_an_ensemble_is_drawn_and_compared(command: Command, tmp_path: Path) -> 
     assert {path.suffix for path in tmp_path.glob("ensemble-mlp-w8-n3-s0*")} == {".svg", ".png", ".csv"}
 
 
+def test_ensembles_of_other_settings_have_other_files(command: Command, tmp_path: Path) -> None:
+    """A command that is killed between its files leaves none of them beside files of other settings."""
+    given = ("kernel", "ensemble", "data.train=4", "data.test=5", "model.width=4", "--networks=2", f"--out={tmp_path}")
+    files = [set(json.loads(command(*given, f"steps={steps}", "--json").out)["files"]) for steps in (1, 2, 1)]
+    assert files[0] == files[2]
+    assert not files[0] & files[1]
+
+
 def test_an_ensemble_of_what_has_no_limit_is_refused(command: Command, tmp_path: Path) -> None:
     check(command("kernel", "ensemble", "model=rbf_network", "--quiet", f"--out={tmp_path}"), "no known limit")
 

@@ -8,8 +8,9 @@ import shutil
 import tracemalloc
 from collections.abc import Callable
 from concurrent.futures import Future, wait
+from dataclasses import replace
 from itertools import count
-from math import acos, inf, pi, sqrt
+from math import acos, inf, isfinite, pi, sqrt
 from pathlib import Path
 from typing import Any
 
@@ -260,6 +261,16 @@ def test_it_lies_within_its_bar_and_has_an_identity_of_its_own() -> None:
     assert sketched.spec == exact.spec | {"sketch": 500, "sketch_seed": 0}
 
 
+def test_a_loss_with_more_outputs_has_another_kernel() -> None:
+    """The squared loss of two classes has one output, and cross-entropy has two."""
+    squared, hinge, entropy = (mean_of_two(f"loss={loss}") for loss in ("squared", "hinge", "cross_entropy"))
+    assert (squared.outputs, hinge.outputs, entropy.outputs) == (1, 1, 2)
+    assert squared.identity == hinge.identity
+    assert squared.identity != entropy.identity
+    traces = [replace(kernel, chosen_outputs="trace").identity for kernel in (squared, entropy)]
+    assert traces[0] != traces[1]
+
+
 # Predictions from a file, against the formulas applied to the whole matrix.
 
 
@@ -315,6 +326,15 @@ def test_scores_are_what_they_say(entries: Entries) -> None:
         assert row.points == len(error)
         assert row.accuracy == pytest.approx(float(right.double().mean()), abs=1e-15)
         assert row.rmse == pytest.approx(float(error.square().mean().sqrt()), rel=1e-8)
+
+
+def test_outputs_that_overflow_have_no_accuracy(entries: Entries) -> None:
+    """A hundred thousand steps of a step size that diverges."""
+    answer = answered(entries, PredictionSettings(ridge=RIDGE, steps=100_000, step_size=1e3))
+    rows = [row for found in answer.values() for row in found.scores]
+    assert len(rows) == 6
+    assert {(row.accuracy, row.log_loss, row.calibration_error) for row in rows} == {(None, None, None)}
+    assert not any(isfinite(row.rmse) for row in rows)
 
 
 def test_deviations_are_those_of_the_processes(entries: Entries) -> None:

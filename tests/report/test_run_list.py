@@ -37,6 +37,15 @@ def test_a_line_holds_the_numbers_of_the_files(tmp_path: Path) -> None:
     assert "loss" not in line
 
 
+def test_a_run_from_the_future_has_no_age(tmp_path: Path) -> None:
+    """The clock was set back since."""
+    for name, lead in (("old", -60), ("new", 60)):
+        run = write_run(tmp_path / name, digits())
+        os.utime(run / "DONE.json", (1e9 + lead, 1e9 + lead))
+    lines = cells(tmp_path, 1e9)
+    assert {name: line["age"] for name, line in lines.items()} == {"old": "60 s", "new": MISSING}
+
+
 def test_runs_without_classes_list_their_loss_and_settings_that_differ(tmp_path: Path) -> None:
     for width in (32, 64):
         write_small_run(tmp_path / f"mlp-w{width}", width, 0, 0.1)

@@ -176,6 +176,15 @@ def test_just_above_it_diverges_and_says_so() -> None:
     )
 
 
+def test_outputs_that_overflow_have_no_accuracy() -> None:
+    """Before, they counted as the first class."""
+    run = ran("data.train=12", "data.query=5", "data.test=6", "steps=3", "optimizer.step_size=1e200")
+    first, last = (run.memory.rows[place] for place in (0, -1))
+    assert 0 <= (first["accuracy"] or 0.0) <= 1
+    assert str(last["accuracy"]) == "nan"
+    assert all(row.agreement is None for row in run.rows("secant"))
+
+
 STABLE = 2.0
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from math import log, sqrt
+from math import log, nan, sqrt
 from statistics import fmean
 from typing import Annotated, Any, Literal, Self
 
@@ -22,6 +22,7 @@ from torch._ops import OpOverload
 from torch.utils.flop_counter import flop_registry
 
 from ntkexp.claim.judged import AbstractPicture, Figure, JudgedClaim
+from ntkexp.claim.papers.lazy_and_rich import share_right
 from ntkexp.claim.picture import JudgedRows
 from ntkexp.claim.trial import AbstractTrial, NetworkTrial, Rows, refuse_unnamed
 from ntkexp.closed_form import conjugate_gradients
@@ -215,10 +216,9 @@ class LimitRegression(AbstractTrial):
             if values[0] > 0:
                 condition = float(values[-1] / values[0])
             coefficients = torch.linalg.solve(matrix, y)
-            is_right = (across @ coefficients).argmax(1) == data.test.target
             yield {
                 "ridge": ridge,
-                "accuracy": float(is_right.double().mean()),
+                "accuracy": share_right(across @ coefficients, data.test.target),
                 "residual": float((among @ coefficients - y).abs().max()),
                 "condition": condition,
                 "bound": len(matrix) * torch.finfo(matrix.dtype).eps * condition,
@@ -321,8 +321,8 @@ class LearningCurve(NetworkTrial):
         size: int,
         seed: int,
     ) -> float:
-        """Return the mean accuracy over random splits.
-        All kernels use the same splits."""
+        """Return the mean accuracy over random splits, or NaN if an output is not
+        finite. All kernels use the same splits."""
         generator = stream("splits", seed, size)
         right = 0
         for _ in range(self.splits):
@@ -331,6 +331,8 @@ class LearningCurve(NetworkTrial):
             new = order[size:]
             coefficients = torch.linalg.solve(kernel[train[:, None], train], y[train])
             outputs = kernel[new[:, None], train] @ coefficients
+            if not outputs.isfinite().all():
+                return nan
             right += int((outputs.argmax(1) == labels[new]).sum())
         return right / (self.splits * (len(labels) - size))
 
@@ -557,8 +559,7 @@ class ConvolutionalAccuracy(AbstractTrial):
                 module, x.to(kind), new.to(kind), y.to(kind), step_size, self.steps
             )
         for name, outputs in outputs_by_name.items():
-            is_right = outputs.argmax(1) == data.test.target
-            yield name, float(is_right.double().mean())
+            yield name, share_right(outputs, data.test.target)
 
 
 def train_outputs(

@@ -299,7 +299,8 @@ class Operations(NetworkTrial):
                 "operations": by_kernel / by_training,
                 "reached": right - accuracy,
                 "steps": taken,
-                "censored": int(right < accuracy - self.allowed),
+                # also if the accuracy of regression is NaN
+                "censored": int(not right >= accuracy - self.allowed),
             }
         ]
 

@@ -14,6 +14,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 
+from ntkexp.claim.papers.lazy_and_rich import share_right
 from ntkexp.claim.papers.needed_examples import margins_of
 from ntkexp.claim.trial import AbstractTrial, Rows
 from ntkexp.component import Count
@@ -136,10 +137,10 @@ class SubliminalLearning(AbstractTrial):
 
 
 def accuracy(network: nn.Module, split: Split, classes: int) -> float:
-    """Return the accuracy of the first `classes` outputs."""
+    """Return the accuracy of the first `classes` outputs, or NaN if one is not finite."""
     with torch.no_grad():
         outputs = network(split.inputs.flatten(1))[:, :classes]
-    return float((outputs.argmax(1) == split.target).double().mean())
+    return share_right(outputs, split.target)
 
 
 class Adder(nn.Module):
@@ -228,9 +229,9 @@ class GrokkingByComponent(AbstractTrial):
         with follow(model, optimizer, queries=new_pairs, measure=margin) as trace:
             for _ in range(self.steps):
                 with torch.no_grad():
-                    right = (model(pairs).argmax(1) == sums).double()
-                train_accuracies.append(right[:learned].mean().item())
-                new_accuracies.append(right[learned:].mean().item())
+                    outputs = model(pairs)
+                train_accuracies.append(share_right(outputs[:learned], sums[:learned]))
+                new_accuracies.append(share_right(outputs[learned:], sums[learned:]))
                 optimizer.zero_grad()
                 torch.autograd.backward(
                     cross_entropy(model(pairs[:learned]), sums[:learned])

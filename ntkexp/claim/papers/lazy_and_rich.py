@@ -696,10 +696,17 @@ def refuse_unclassified(data: Data, least: int) -> None:
 
 
 def share_right(outputs: Float[Tensor, "point out"], labels: Tensor) -> float:
-    """Return the accuracy, or 0 if an output is not finite."""
-    if outputs.isfinite().all():
-        return float((outputs.argmax(1) == labels).double().mean())
-    return 0.0
+    """Return the accuracy, or NaN if an output is not finite.
+
+    The argmax of NaN would be the first class.
+
+    >>> outputs = torch.tensor([[1.0, 0.0], [0.0, math.nan]])
+    >>> share_right(outputs[:1], torch.tensor([0])), share_right(outputs, torch.tensor([0, 0]))
+    (1.0, nan)
+    """
+    if not outputs.isfinite().all():
+        return math.nan
+    return float((outputs.argmax(1) == labels).double().mean())
 
 
 class AccuracyByScale(AbstractPicture):

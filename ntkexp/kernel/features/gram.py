@@ -33,17 +33,14 @@ from torch import Tensor
 
 from ntkexp.kernel.features.blocks import Block, Copies, Factored, Key, bias_product
 from ntkexp.kernel.features.jacobian import Jacobian
-from ntkexp.mistake import Mistake
+from ntkexp.mistake import NO_DEPENDENCE, Mistake
 
 
 def gram(left: Jacobian, right: Jacobian) -> Float[Tensor, "query out train out_"]:
     """Return K = J J′ᵀ, summed over the parameters. If `left` and `right` are the same
     object, compute half of K and mirror it."""
     if not left.blocks or not right.blocks:
-        raise Mistake(
-            "the outputs depend on no parameter that requires gradients, so the tangent kernel is "
-            "zero"
-        )
+        raise Mistake(NO_DEPENDENCE)
     plan = arrange_products(left, right)
     like = left.blocks[0].numbers
     # if a parameter is cut into chunks, add the many products in double precision

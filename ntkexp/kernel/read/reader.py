@@ -48,7 +48,7 @@ from ntkexp.kernel.secant.ownership import Owners
 from ntkexp.kernel.secant.replay import Replay
 from ntkexp.kernel.secant.segment import Closure, closure
 from ntkexp.kernel.secant.uses import View
-from ntkexp.mistake import Mistake
+from ntkexp.mistake import NO_DEPENDENCE, Mistake
 from ntkexp.shapes import Function, Inputs, Weights
 
 
@@ -167,10 +167,7 @@ class Reader:
             output = outputs[this] if tape.needs_whole_batch else outputs
             alone.refuse_coupling(output.detach(), together[this], tape.given, together)
             if not output.requires_grad:
-                raise Mistake(
-                    "the outputs depend on no parameter that requires gradients, so the tangent "
-                    "kernel is zero"
-                )
+                raise Mistake(NO_DEPENDENCE)
             for mixture in mixtures[:, this]:
                 gradients = torch.autograd.grad(
                     output,

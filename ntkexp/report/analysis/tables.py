@@ -227,12 +227,10 @@ def average(pairs: pd.DataFrame, within: Range) -> dict[str, float]:
 
     The ratio is the geometric mean. The difference and the ratio have intervals.
     """
-    positive = (pairs["first"] > 0) & (pairs["second"] > 0)
-    logs = (
-        (pairs["second"] / pairs["first"])
-        .where(positive)
-        .map(math.log, na_action="ignore")
-    )
+    # the logarithms exist even if the ratio is too small or too large for a float
+    numbers = pairs[["first", "second"]]
+    logs_of_both = numbers.where(numbers > 0).map(math.log, na_action="ignore")
+    logs = logs_of_both["second"] - logs_of_both["first"]
     differences = pairs["second"] - pairs["first"]
     per_seed = pairs.assign(difference=differences, log=logs).groupby("seed", sort=True)
     # if numbers are in [a, b], their differences are in [a − b, b − a]
@@ -241,13 +239,13 @@ def average(pairs: pd.DataFrame, within: Range) -> dict[str, float]:
     ratio = Estimate(math.nan)
     if np.isfinite(logs).all():
         ratio = mean_of(per_seed["log"].mean().tolist())
+    with np.errstate(over="ignore"):  # a ratio above the largest float is infinite
+        ratios = np.exp([ratio.value, ratio.low, ratio.high]).tolist()
     return {
         "first": float(pairs["first"].mean()),
         "second": float(pairs["second"].mean()),
         "difference": difference.value,
         "difference_low": difference.low,
         "difference_high": difference.high,
-        "ratio": math.exp(ratio.value),
-        "ratio_low": math.exp(ratio.low),
-        "ratio_high": math.exp(ratio.high),
+        **dict(zip(("ratio", "ratio_low", "ratio_high"), ratios, strict=True)),
     }

@@ -123,6 +123,15 @@ def test_pairs_cancel_what_seeds_share(tmp_path: Path) -> None:
     assert table["difference_high"].iloc[-1] == pytest.approx(mean_of(own).high)
 
 
+def test_ratios_that_no_float_can_hold_end_no_comparison(tmp_path: Path) -> None:
+    """The logarithms of the numbers are known. Their ratios are 0 or infinite."""
+    first, second = analysed(write_sweep(tmp_path, "one")), analysed(write_sweep(tmp_path, "two"))
+    first.runs["loss"], second.runs["loss"] = 1e200, 1e-200
+    for pair, ratio in (((first, second), 0.0), ((second, first), np.inf)):
+        table = compare(*pair).set_index("quantity").loc["loss"]
+        assert (table[["ratio", "ratio_low", "ratio_high"]].to_numpy() == ratio).all()
+
+
 def test_a_seed_without_a_pair_is_left_out_of_the_mean_over_points(tmp_path: Path) -> None:
     """The ratio differs between points, but not between seeds."""
     path, other = write_sweep(tmp_path, "width", failed=[1]), write_sweep(tmp_path, "wider")
