@@ -31,13 +31,9 @@ from ntkexp.closed_form import (
     ridges,
 )
 from ntkexp.mistake import Mistake
+from tests.kernel.oracle import EPS, normal
 
-EPS = torch.finfo(torch.float64).eps
 TRAIN, POINTS, FEATURES = 6, 4, 9
-
-
-def random(*shape: int, seed: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def linear(features: Tensor) -> Kernels:
@@ -49,8 +45,8 @@ def trained(tangent: Kernels, start: Kernels, gain: AbstractGain, ridge: float =
     return Ensemble(tangent.cross, start, modes_of(tangent.train).at(gain, ridge))
 
 
-PHI = random(TRAIN + POINTS, FEATURES, seed=1) / 3
-TARGETS = random(TRAIN, 2, seed=2)
+PHI = normal(TRAIN + POINTS, FEATURES, seed=1) / 3
+TARGETS = normal(TRAIN, 2, seed=2)
 
 
 @pytest.mark.parametrize("size", [0.05, 0.3, 1.7], ids=["small", "usual", "beyond the stable"])
@@ -84,7 +80,7 @@ def test_flow_is_the_matrix_exponential() -> None:
 @pytest.mark.parametrize("gain", [FlowGain(0.7), DescentGain(0.4, 9), FOREVER], ids=["flow", "descent", "for ever"])
 def test_ensembles_are_affine_images_of_their_start(gain: AbstractGain) -> None:
     """f_t is affine in f_0, so the covariance of f_t follows from any root of the covariance of f_0."""
-    tangent, start = linear(PHI), linear(root := random(TRAIN + POINTS, FEATURES, seed=3))
+    tangent, start = linear(PHI), linear(root := normal(TRAIN + POINTS, FEATURES, seed=3))
     found = trained(tangent, start, gain)
     mapped = root[TRAIN:] - found.weights @ root[:TRAIN]
     between = root[TRAIN:] @ root[TRAIN:].mH
@@ -95,7 +91,7 @@ def test_ensembles_are_affine_images_of_their_start(gain: AbstractGain) -> None:
 def test_trained_linear_models_have_the_mean_and_covariance() -> None:
     """Draw θ ~ N(0, 1), follow gradient flow of ½‖Φθ − y‖² for the time 0.7 and look at the outputs."""
     models, time, targets = 20_000, 0.7, TARGETS[:, :1]
-    theta = random(FEATURES, models, seed=4)
+    theta = normal(FEATURES, models, seed=4)
     X, x = PHI[:TRAIN], PHI[TRAIN:]
     decay = torch.linalg.matrix_exp(-time * X.mH @ X)
     pull = torch.linalg.solve(X.mH @ X + 1e-12 * torch.eye(FEATURES), (torch.eye(FEATURES) - decay) @ X.mH @ targets)
@@ -173,7 +169,7 @@ EXAMPLES = 12
 
 
 def kernel(rank: int = 20) -> Tensor:
-    features = random(EXAMPLES, rank, seed=1)
+    features = normal(EXAMPLES, rank, seed=1)
     return features @ features.mH / rank
 
 
@@ -184,14 +180,14 @@ def plain(ridge: float, right: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("ridge", [0.0, 0.1])
 def test_cholesky_solves(ridge: float) -> None:
-    targets, found = random(EXAMPLES, 3, seed=2), factorise(kernel(), ridge)
+    targets, found = normal(EXAMPLES, 3, seed=2), factorise(kernel(), ridge)
     assert found.jitter == 0
     torch.testing.assert_close(found.solve(targets), plain(ridge, targets), rtol=1e-11, atol=1e-12)
 
 
 @pytest.mark.parametrize("ridge", [0.0, 0.1])
 def test_conjugate_gradients_end_after_as_many_products_as_there_are_examples(ridge: float) -> None:
-    matrix, targets = kernel(), random(EXAMPLES, 3, seed=2)
+    matrix, targets = kernel(), normal(EXAMPLES, 3, seed=2)
     targets[:, 1] = 0.0  # has arrived before it starts
     found = conjugate_gradients(lambda a: matrix @ a + ridge * a, matrix.diagonal() + ridge, targets)
     assert found.products <= EXAMPLES + 2  # two for rounding
@@ -202,15 +198,15 @@ def test_conjugate_gradients_end_after_as_many_products_as_there_are_examples(ri
 
 def test_conjugate_gradients_divide_by_the_diagonal() -> None:
     """The preconditioned matrix is the identity, so that one product solves the equations."""
-    diagonal = random(EXAMPLES, seed=7).abs() + 0.1
-    solved = conjugate_gradients(lambda a: diagonal[:, None] * a, diagonal, random(EXAMPLES, 2, seed=2))
+    diagonal = normal(EXAMPLES, seed=7).abs() + 0.1
+    solved = conjugate_gradients(lambda a: diagonal[:, None] * a, diagonal, normal(EXAMPLES, 2, seed=2))
     assert solved.products == 1
     assert solved.residual <= 10 * EPS
 
 
 @pytest.mark.parametrize("unit", [2.0**-40, 2.0**40])
 def test_conjugate_gradients_know_no_unit(unit: float) -> None:
-    targets, R = random(EXAMPLES, 2, seed=2), kernel()
+    targets, R = normal(EXAMPLES, 2, seed=2), kernel()
     usual, scaled = (conjugate_gradients(lambda a: R @ a, R.diagonal(), c * targets) for c in (1.0, unit))
     assert torch.equal(scaled.solution, unit * usual.solution)
     assert (scaled.residual, scaled.products) == (usual.residual, usual.products)
@@ -218,7 +214,7 @@ def test_conjugate_gradients_know_no_unit(unit: float) -> None:
 
 def test_conjugate_gradients_say_how_far_they_came() -> None:
     matrix, heard = kernel(), []
-    targets = random(EXAMPLES, 1, seed=2)
+    targets = normal(EXAMPLES, 1, seed=2)
     found = conjugate_gradients(
         lambda a: matrix @ a, matrix.diagonal(), targets, most=3, report_progress=lambda *told: heard.append(told)
     )
@@ -236,7 +232,7 @@ def test_the_first_jitter_that_makes_the_matrix_definite_is_added(power: int) ->
     entries[0] = 1e-17 - 0.9 * jitter  # the mean of the diagonal stays 2.25 to rounding
     factor = factorise(torch.diag(entries), 1e-17)
     assert factor.jitter == pytest.approx(jitter, rel=1e-6)
-    right = random(4, 1, seed=2)
+    right = normal(4, 1, seed=2)
     expected = right / (entries + 1e-17 + factor.jitter)[:, None]
     torch.testing.assert_close(factor.solve(right), expected, rtol=1e-3, atol=0.0)  # 0.1 jitter remains
 
@@ -267,7 +263,7 @@ def test_ridges_are_half_decades_of_the_mean_diagonal() -> None:
 @pytest.mark.parametrize("count", [EXAMPLES, 5], ids=["one by one", "five folds"])
 @pytest.mark.parametrize("entries", [1, 2])
 def test_what_is_left_out_is_as_if_it_had_not_been_there(count: int, entries: int) -> None:
-    ridge, targets = 0.2, random(EXAMPLES, 2, seed=3)
+    ridge, targets = 0.2, normal(EXAMPLES, 2, seed=3)
     parts = folds(EXAMPLES // entries, count, entries)
     found = held_out(modes_of(kernel()), ridge, targets, parts)
     assert sorted(torch.cat(parts).tolist()) == list(range(EXAMPLES))
@@ -280,8 +276,8 @@ def test_what_is_left_out_is_as_if_it_had_not_been_there(count: int, entries: in
 
 
 def test_probabilities_are_frequencies() -> None:
-    mean, deviation, draws = random(4, 3, seed=4), random(4, seed=5).abs() + 0.1, 100_000
-    drawn = mean + deviation[:, None] * random(draws, 4, 3, seed=6)
+    mean, deviation, draws = normal(4, 3, seed=4), normal(4, seed=5).abs() + 0.1, 100_000
+    drawn = mean + deviation[:, None] * normal(draws, 4, 3, seed=6)
     frequencies = torch.nn.functional.one_hot(drawn.argmax(2), 3).double().mean(0)
     error = 5 * 0.5 / draws**0.5  # five standard errors
     torch.testing.assert_close(probabilities(mean, deviation), frequencies, rtol=0, atol=error)

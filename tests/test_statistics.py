@@ -26,15 +26,10 @@ from ntkexp.statistics import (
     summary,
     top_share,
 )
-from tests.kernel.oracle import agree
+from tests.kernel.oracle import EPS, agree, normal
 from tests.kernel.problems import problem
 
-EPS = torch.finfo(torch.float64).eps
 seeds = st.integers(0, 2**32 - 1)
-
-
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def kernel_of(features: Tensor, outputs: int = 1) -> Tensor:

@@ -107,11 +107,8 @@ def publish(
     tables."""
     builder = composer.builder
     latest = {name: attempts[-1].digest for name, attempts in entries.items()}
-    judged = [
-        record
-        for record in records
-        if record.size == "default" and record.digest == latest.get(record.name)
-    ]
+    defaults = [record for record in records if record.size == "default"]
+    judged = [each for each in defaults if each.digest == latest.get(each.name)]
     published = read_verdicts(folder) if (folder / VERDICTS_FILE).is_file() else []
     if not judged and not published:
         raise Mistake(
@@ -121,35 +118,40 @@ def publish(
     rows: dict[str, dict[str, Any]] = {
         record.name: verdict_fields(record, entries[record.name]) for record in judged
     }
-    known = set(claim_names(builder.choices))
 
     # Of the claims that were not judged now, keep those whose digest is the latest.
     # verdicts.json may have been edited, so use only names of the register as paths.
     others = {row["name"]: row for row in published if row["name"] in latest}
     others = {name: row for name, row in others.items() if name not in rows}
     kept = {name: row for name, row in others.items() if row["entry"] == latest[name]}
-    for name, row in kept.items():
-        if name in known:
-            claim = read_claim(name, builder)
-            refuse_changed(folder, row, claim, entries[name])
-            redraw(folder, row, claim)
+    rows |= kept
 
-    # Write the tables of judged claims, and remove those of outdated claims.
+    # the published claims that still have a file
+    known = set(claim_names(builder.choices))
+    claims = {name: read_claim(name, builder) for name in rows if name in known}
+
+    # Draw the pictures of kept claims again. Replace the tables of judged claims, and
+    # remove those of outdated claims.
+    for name, row in kept.items():
+        if name in claims:
+            refuse_changed(folder, row, claims[name], entries[name])
+            redraw(folder, row, claims[name])
     for record in judged:
-        remove_tables(folder / record.name, keep=[*record.looks])
-        write_tables(folder / record.name, record, read_claim(record.name, builder))
+        claim = read_claim(record.name, builder)
+        replace_tables(folder / record.name, record, claim)
     for name in others:
         if name not in kept:
             remove_tables(folder / name)
-
-    rows |= kept
-    for name, row in rows.items():
-        if name in known:
-            draws = draws_of(read_claim(name, builder), composer, trust)
-            for look, words in draws.items():
-                row[look] = {**row[look], "draws": words}
+    for name, claim in claims.items():
+        describe_draws(rows[name], draws_of(claim, composer, trust))
     write_page(folder, rows, claim_family(entries))
     return sorted(rows)
+
+
+def describe_draws(row: dict[str, Any], draws: Mapping[str, str]) -> None:
+    """Add to each look of a published claim what its seeds draw at random."""
+    for look, words in draws.items():
+        row[look] = {**row[look], "draws": words}
 
 
 def write_page(
@@ -263,13 +265,14 @@ def judge_tables(
     return weigh(findings, claim.protocol)
 
 
-def write_tables(folder: Path, record: ClaimRecord, claim: Claim) -> None:
-    """Write the claim's picture, and the rows and columns of its tables
-    that rules read."""
+def replace_tables(folder: Path, record: ClaimRecord, claim: Claim) -> None:
+    """Write the claim's picture, and the rows and columns of its tables that rules
+    read. Remove earlier tables of other looks."""
     if not (record.path / PICTURE).is_file():
         raise Mistake(
             f"{record.path} has no {PICTURE}; `ntkexp claims {record.name}` draws it"
         )
+    remove_tables(folder, keep=[*record.looks])
     make_folder(folder)
     for name, look in claim.looks.items():
         table = read_table(record.path / f"{name}.csv")

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 
 EXPLANATION = (
-    "Points are outside the training data, where the process keeps at least a tenth of its "
-    "deviation before training; 'by chance' is how often draws of the process are as far off, by "
-    "mean or by covariance."
+    "The points lie outside the training data, where training leaves the process at least a tenth "
+    "of its standard deviation; 'by chance' is the share of draws of the process that are as far "
+    "off, in mean or covariance."
 )
 TEXTS = ("networks train", "process")
 NUMBERS = (
@@ -192,7 +192,7 @@ def describe_comparison(table: Sequence[Comparison], experiment: Experiment) -> 
         for kind in kinds
     ]
     trained = f"{table[0].count} networks of width {experiment.model.width} after {experiment.steps} steps"
-    return f"{trained}: {'; '.join(descriptions)}; draws are off by about 1"
+    return f"{trained}: {'; '.join(descriptions)}; for draws of a process, both distances are about 1"
 
 
 def describe_processes(rows: Sequence[Comparison]) -> str:

@@ -263,7 +263,7 @@ def runs(
         ]
         write_out("\n".join(lines) + "\n")
     else:
-        write_out(f"no run in {folder}{' passes' if filters else ''}\n")
+        write_out(f"no run in {folder}{' passes the filters' if filters else ''}\n")
     if remove and listed_runs:
         delete(listed_runs, confirmed)
 

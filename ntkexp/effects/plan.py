@@ -92,14 +92,13 @@ class SweepMemory:
 
         If `has_sweep`, a sweep would take longer. Otherwise a sweep is impossible,
         because the derivative of the optimizer's step is unknown."""
-        trainings = f"effects: {self.train} trainings, each without one example,"
-        if not has_sweep:
-            reason = "the derivative of this optimizer's step is not known"
-            return f"{trainings} are exact, and the only way, as {reason}"
-        outputs = self.points * self.outputs
+        reason = "the derivative of this optimizer's step is not known"
+        if has_sweep:
+            outputs = self.points * self.outputs
+            reason = f"a backward pass for {outputs} outputs would take longer"
         return (
-            f"{trainings} take less than a sweep back for {outputs} outputs and are exact: there "
-            "is no sweep"
+            f"effects: measured by {self.train} trainings, each without one example, "
+            f"because {reason}"
         )
 
 
@@ -143,7 +142,8 @@ class Caveats:
         >>> Caveats(growth=1.2, agreement=0.97).sentences
         []
         >>> Caveats(growth=6.7e4).sentences
-        ['effects mean little: on the way back the adjoint grows 6.7e+04 times; try smaller steps']
+        ['effects mean little: the outputs are 6.7e+04 times as sensitive to early weights as to late ones; \
+try smaller steps']
         """
         return [sentence for sentence in (self.chaos, self.jumps) if sentence]
 
@@ -152,26 +152,26 @@ class Caveats:
         """The caveat on chaotic training, or an empty text."""
         if self.growth < CHAOTIC_GROWTH:
             return ""
-        growth = (
-            f"{self.growth:.2g} times"
-            if self.growth < float("inf")
-            else "beyond all bounds"
-        )
-        return f"effects mean little: on the way back the adjoint grows {growth}; try smaller steps"
+        sensitive = "far more sensitive to early weights than to late ones"
+        if self.growth < float("inf"):
+            sensitive = (
+                f"{self.growth:.2g} times as sensitive to early weights as to late ones"
+            )
+        return f"effects mean little: the outputs are {sensitive}; try smaller steps"
 
     @property
     def jumps(self) -> str:
         """The caveat on discontinuous gradients, or an empty text.
 
         >>> Caveats(growth=1.0, agreement=0.37, kinks=["relu"], eps=1e-8).jumps
-        'effects mean little: the two halves of a removal agree by 0.37 only, because relu has kinks \
-that no derivative sees and steps with eps=1e-08 follow signs; try tanh or gelu and a larger \
+        'effects mean little: the two halves of a removal agree only by 0.37, because relu has kinks \
+that derivatives ignore and steps with eps=1e-08 follow signs; try tanh or gelu and a larger \
 optimizer.eps'
         >>> Caveats(growth=1.0, kinks=["relu"]).jumps
-        'relu has kinks, which effects do not see; check effects by training again'
+        'relu has kinks, which effects ignore; check effects by training again'
         """
         if self.agreement is not None and self.agreement < MIN_AGREEMENT:
-            halves = f"the two halves of a removal agree by {self.agreement:.2g} only"
+            halves = f"the two halves of a removal agree only by {self.agreement:.2g}"
             reasons = " and ".join(reason for reason, _ in self.reasons)
             remedies = " and ".join(remedy for _, remedy in self.reasons)
             explanation = f", because {reasons}" if reasons else ""
@@ -180,7 +180,9 @@ optimizer.eps'
                 f"{remedies or 'fewer or smaller steps'}"
             )
         if self.kinks:
-            return f"{self.kinked}, which effects do not see; check effects by training again"
+            return (
+                f"{self.kinked}, which effects ignore; check effects by training again"
+            )
         return ""
 
     @property
@@ -188,7 +190,7 @@ optimizer.eps'
         """The reasons for discontinuous gradients, each with a remedy."""
         reasons = []
         if self.kinks:
-            reasons.append((f"{self.kinked} that no derivative sees", "tanh or gelu"))
+            reasons.append((f"{self.kinked} that derivatives ignore", "tanh or gelu"))
         if self.eps is not None and self.eps <= SIGN_EPS:
             reasons.append(
                 (f"steps with eps={self.eps:g} follow signs", "a larger optimizer.eps")

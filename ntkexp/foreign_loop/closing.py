@@ -287,10 +287,10 @@ def casts_sentence(attribution: xr.Dataset) -> str:
     )
     return (
         f"{' and '.join(causes)} changed gradients by up to "
-        f"{short(float(attribution['casts_error'].max()))} of their size, and thereby the "
-        f"outputs by {short(share_of(attribution, 'rounding'))} of what training changed, which no example "
-        "caused; outputs are computed without casts, which moves them by "
-        f"{short(of_outputs)} of what training changed"
+        f"{short(float(attribution['casts_error'].max()))} of their size; this moved the outputs by "
+        f"{short(share_of(attribution, 'rounding'))} of their change (`rounding`), and no example caused it; "
+        "outputs are computed without casts, and differ from those of the loop by "
+        f"{short(of_outputs)} of the change"
     )
 
 
@@ -303,11 +303,11 @@ def rounding_sentence(attribution: xr.Dataset) -> str:
     if "rounds" in attribution.attrs:
         return (
             f"{attribution.attrs['rounds']} computes its steps in lower precision; the "
-            f"rounding caused {short(share)} of what training changed (`rounding`), and "
-            "no example did"
+            f"rounding caused {short(share)} of the change of the outputs (`rounding`), "
+            "and no example did"
         )
     return (
-        f"rounding caused {short(share)} of what training changed: gradients that "
+        f"rounding caused {short(share)} of the change of the outputs: gradients that "
         "cancel were divided by their own size, and no example caused this; a larger "
         "eps of the optimizer avoids it"
     )

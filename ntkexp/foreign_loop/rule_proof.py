@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite, sqrt
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -72,6 +72,14 @@ class StepClaim:
         length = min(weight.numel() / SIGNATURE_PARTS, MAX_SUMMED)
         eps: float = torch.finfo(weight.dtype).eps
         return (STEP_EPS + sqrt(length) / LONG_SUM_DIVISOR) * eps
+
+
+class SignatureOfSum(NamedTuple):
+    """The signature of a sum of tensors. `terms` is the sum of the norms of these
+    tensors, which bounds the rounding error."""
+
+    value: Numbers
+    terms: float
 
 
 @dataclass
@@ -168,72 +176,59 @@ class RuleProof:
         """Check one parameter. First yield the signatures that must be copied to the
         host, then compare the optimizer's step with its rule. `scale` is the factor of
         the signature "direction" (see `read_direction`)."""
-        step, name = claim.step, claim.name
+        step = claim.step
         read = yield asked
-        after, before = read["after"], self.weights[name]
-        size_after = size(after)
-        if not isfinite(size_after):
-            raise Mistake(
-                f"{claim.where} is no longer finite, because training has diverged; "
-                "follow only the steps before, or take smaller steps"
-            )
+        before = self.weights[claim.name]
+        refuse_divergence(claim.where, read["after"])
         rounding = claim.rounding
 
-        # σ(p), σ(α ⊙ p), and σ(m) by the rule. `made` is the sum of the norms of the
-        # terms of m.
+        # σ(p) = σ(g) + λσ(θ₋), σ(m) by the rule, and the part of the step that m explains
         p = read["gradient"] + signature_of_l2(step, read, before)
-        gained = read["α ⊙ p"] if "α ⊙ p" in read else step.momentum_gain * p
-        known = self.memory.get(name)
-        momentum = gained + (0.0 if known is None else step.momentum_decay * known)
-        made = step.momentum_decay * self.made.get(name, 0.0) + size(gained)
-
-        # `left` = (1 − d)σ(θ₋) − σ(θ) − σ(r) − Nσ(p), the part of the step that
-        # momentum must explain. `terms` is the sum of the norms of these terms.
-        left = (1 - float(step.decoupled_decay)) * before - after
-        terms = size(before) + size_after
-        if "residual" in read:
-            left = left - read["residual"]
-            terms = terms + size(read["residual"])
-        moves = step.moves_in_numbers
-        if "N ⊙ p" in read:
-            left = left - read["N ⊙ p"]
-            terms = terms + size(read["N ⊙ p"])
-            moves = (float(step.momentum_scale), 0.0)
-        elif moves is not None and moves[1]:
-            left = left - moves[1] * p
-            terms = terms + abs(moves[1]) * size(p)
+        momentum = self.momentum_by_rule(claim, read, p)
+        left = without_momentum(step, read, before, p)
+        factor = momentum_factor(step, read)
 
         # Compare σ(m) of the optimizer's m with σ(m) by the rule. Both have accumulated
         # rounding errors. If S is a scalar, first try whether the rule's m explains the
         # step; if so, the optimizer's m need not be read.
         explained = (
-            moves is not None
+            factor is not None
             and step.residual is None
-            and size(left - moves[0] * momentum) <= rounding * terms
+            and size(left.value - factor * momentum.value) <= rounding * left.terms
         )
         if claim.momentum is not None and not explained:
             if "momentum" not in read:
                 read |= yield {"momentum": self.read(claim.momentum)}
-            missed = size(read["momentum"] - momentum)
-            if not missed <= rounding * made:
-                raise Mistake(astray(claim.where, missed))
-            momentum = read["momentum"]
+            missed = size(read["momentum"] - momentum.value)
+            refuse_astray(claim.where, missed, rounding * momentum.terms)
+            momentum = SignatureOfSum(read["momentum"], momentum.terms)
 
-        # `left` must be σ(S ⊙ m). If N ⊙ p was not subtracted above, it must be
-        # σ(M(S ⊙ m + N ⊙ p)).
-        if moves is not None:
-            moved = moves[0] * momentum
-            terms = terms + abs(moves[0]) * made
+        # The part of the step that m explains must be σ(S ⊙ m). If N ⊙ p is in it, it
+        # must be σ(M(S ⊙ m + N ⊙ p)).
+        terms = left.terms
+        if factor is not None:
+            moved = factor * momentum.value
+            terms = terms + abs(factor) * momentum.terms
         else:
             moved = scale * read["direction"]
-        missed = size(left - moved)
-        if not missed <= rounding * (terms + size(moved)):
-            raise Mistake(astray(claim.where, missed))
-        self.weights[name] = after
+        missed = size(left.value - moved)
+        refuse_astray(claim.where, missed, rounding * (terms + size(moved)))
+        self.weights[claim.name] = read["after"]
         if claim.momentum is not None:
-            self.memory[name] = momentum
-            self.made[name] = made
+            self.memory[claim.name] = momentum.value
+            self.made[claim.name] = momentum.terms
         return missed / terms if missed else 0.0
+
+    def momentum_by_rule(
+        self, claim: StepClaim, read: Mapping[str, Numbers], p: Numbers
+    ) -> SignatureOfSum:
+        """Return σ(m) = βσ(m₋) + σ(α ⊙ p), where `p` is σ(p)."""
+        step = claim.step
+        gained = read["α ⊙ p"] if "α ⊙ p" in read else step.momentum_gain * p
+        known = self.memory.get(claim.name)
+        value = gained + (0.0 if known is None else step.momentum_decay * known)
+        made = self.made.get(claim.name, 0.0)
+        return SignatureOfSum(value, step.momentum_decay * made + size(gained))
 
     def read_direction(
         self,
@@ -270,6 +265,47 @@ class RuleProof:
         return 1.0, self.read(direction)
 
 
+def refuse_divergence(where: str, after: Numbers) -> None:
+    """Raise if the weight after a step is not finite."""
+    if not isfinite(size(after)):
+        raise Mistake(
+            f"{where} is no longer finite, because training has diverged; "
+            "follow only the steps before, or take smaller steps"
+        )
+
+
+def without_momentum(
+    step: LinearStep, read: Mapping[str, Numbers], before: Numbers, p: Numbers
+) -> SignatureOfSum:
+    """Return (1 − d)σ(θ₋) − σ(θ) − σ(r) − σ(N ⊙ p), the part of the step that momentum
+    must explain. `p` is σ(p).
+
+    Do not subtract σ(N ⊙ p) if "direction" contains it."""
+    after = read["after"]
+    left = (1 - float(step.decoupled_decay)) * before - after
+    terms = size(before) + size(after)
+    if "residual" in read:
+        left = left - read["residual"]
+        terms = terms + size(read["residual"])
+    moves = step.moves_in_numbers
+    if "N ⊙ p" in read:
+        left = left - read["N ⊙ p"]
+        terms = terms + size(read["N ⊙ p"])
+    elif moves is not None and moves[1]:
+        left = left - moves[1] * p
+        terms = terms + abs(moves[1]) * size(p)
+    return SignatureOfSum(left, terms)
+
+
+def momentum_factor(step: LinearStep, read: Mapping[str, Numbers]) -> float | None:
+    """Return S if it is one number, so that σ(S ⊙ m) = Sσ(m). Return None if the
+    signature "direction" replaces this product."""
+    if "N ⊙ p" in read:
+        return float(step.momentum_scale)
+    moves = step.moves_in_numbers
+    return None if moves is None else moves[0]
+
+
 def signature_of_l2(
     step: LinearStep, read: Mapping[str, Numbers], before: Numbers
 ) -> Numbers:
@@ -277,11 +313,12 @@ def signature_of_l2(
     return read["λθ"] if isinstance(step.l2, Tensor) else step.l2 * before
 
 
-def astray(where: str, missed: float) -> str:
-    """Return the error message for a step that differs from the optimizer's rule."""
-    return (
-        f"{where} does not follow its optimizer's rule (relative difference at least "
-        f"{missed:.2g}); did something change its gradient, the optimizer's state or the "
-        "weight during the step? If the loop resets or loads this state, end follow "
-        "before, and begin again with a new optimizer"
-    )
+def refuse_astray(where: str, missed: float, bound: float) -> None:
+    """Raise if a step differs from the optimizer's rule by more than `bound`."""
+    if not missed <= bound:
+        raise Mistake(
+            f"{where} does not follow its optimizer's rule (relative difference at "
+            f"least {missed:.2g}); did something change its gradient, the optimizer's "
+            "state or the weight during the step? If the loop resets or loads this "
+            "state, end follow before, and begin again with a new optimizer"
+        )

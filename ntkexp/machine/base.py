@@ -261,5 +261,5 @@ def refuse_none(kernel: Float[Tensor, "query out train out_"]) -> None:
     then has length 0."""
     if not kernel.shape[2]:
         raise DoesNotApply(
-            "no kernel for every pair of outputs was kept: needs path.kernels=all"
+            "kernels of all pairs of outputs were not stored: needs path.kernels=all"
         )

@@ -47,7 +47,7 @@ def path_sum(rule: str, matrices: RunMatrices) -> Prediction:
             raise DoesNotApply(
                 "a flow has no finite steps; its path is integrated over time, by gauss"
             )
-        raise DoesNotApply(f"not accumulated: add {rule} to path.rule")
+        raise DoesNotApply(f"the run has no sum by this rule: add {rule} to path.rule")
     path = matrices.paths[rule]
     change = summed(path.contributions) + path.without_examples
     return Prediction(
@@ -127,8 +127,8 @@ class Nonlinear(AbstractMachine):
 
     The measure g is applied to the sum by the first path rule, and the result is
     compared with g of the network. With the secant rule, the sum and therefore the
-    result are exact. This machine does not divide the change of g among the examples.
-    For this, set `path.measure`."""
+    result are exact. This kernel machine does not divide the change of g among the
+    examples. For this, set `path.measure`."""
 
     measure: AbstractMeasure = LogProbability()
 
@@ -208,7 +208,7 @@ class KernelRegression(AbstractMachine):
             )
         if matrices.read.start:
             raise DoesNotApply(
-                "the path was not read at the training examples: add train to path.queries"
+                "no path kernel at the training examples: add train to path.queries"
             )
         prediction = regression_prediction(matrices.path.kernel, matrices)
         return Prediction(
@@ -232,12 +232,10 @@ def regression_prediction(
     whose targets are f_T − f_0 at the training examples."""
     matrix = train_matrix(kernel)
     if kernel.shape[1] < kernel.shape[3]:
-        raise DoesNotApply(
-            "the path was not read at every output: needs path.outputs=all"
-        )
+        raise DoesNotApply("no path kernel at some outputs: needs path.outputs=all")
     if matrix.isnan().all():
         raise DoesNotApply(
-            "the path was not read at the training examples: add train to path.queries"
+            "no path kernel at the training examples: add train to path.queries"
         )
     attributed = matrices.attributed[: matrices.train]
     if matrix.isnan().any() and not attributed.all():

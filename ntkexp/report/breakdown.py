@@ -145,8 +145,8 @@ def format_breakdown(
         entry.predicted is not None for entry in entries
     ):
         blocks.append(
-            f"predicted: the sum of the {len(removal.example)} effects of single examples; effects "
-            "of a group do not add, so the group has another effect, the actual one"
+            f"predicted: the sum of the {len(removal.example)} effects of single examples; the "
+            "actual change differs from this sum, because the examples interact"
         )
     blocks += [format_entry(entry, top) for entry in entries]
     return "\n\n".join(blocks) + "\n"
@@ -166,7 +166,7 @@ def breakdown_heading(removal: Removal, order: str) -> str:
             f"in {steps} the batch was empty: only momentum and decay changed the weights"
         )
     clauses.append(
-        f"shares add up to the actual changes, to {short(removal.closure)} of them"
+        f"shares add up to the actual changes, with the relative error {short(removal.closure)}"
     )
     if not removal.growth <= MAX_GROWTH:
         clauses.append(

@@ -79,7 +79,7 @@ def remarks_on_trainings(
     ]
     if check is not None:
         notes.append(
-            f"of groups, sums of effects: {agreement_of(check, growth=1.0).sentence}"
+            f"for groups of examples, effects are summed; {agreement_of(check, growth=1.0).sentence}"
         )
     return notes
 

@@ -452,7 +452,7 @@ CLAUSES = {
     Likeness.MISSES: "misses {} by {}",
     Likeness.BROKEN: "is not finite for {}",
     Likeness.LOST: "cannot be compared with {} that {} not finite",
-    Likeness.STILL: "cannot be told from {} that moved by no more than rounding",
+    Likeness.STILL: "cannot be distinguished from {} that moved by no more than rounding",
     Likeness.SILENT: "has no result for {}",
 }
 """One template for each `Likeness`. A sentence lists the clauses in this order. The

@@ -203,7 +203,7 @@ class Validation:
             f"{examples}{seeds}, averaged over queries; 95 % interval over queries and trainings"
         ]
         if self.top is not None:
-            change = "rise" if self.lower_is_better else "fall"
+            change = "increase" if self.lower_is_better else "decrease"
             sentences.append(
                 f"QLD: {change} of a query's output after training without its top "
                 f"{counted(self.top, 'example')}, averaged over queries"

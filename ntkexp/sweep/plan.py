@@ -154,7 +154,7 @@ def plan(sweep: Definition, composer: Composer, out: Path) -> Plan:
 def by_decreasing_duration(
     runs: Sequence[PlannedRun], seconds: Sequence[float]
 ) -> list[PlannedRun]:
-    """Sort runs by decreasing duration, so that no long run is left for the end."""
+    """Sort runs by decreasing duration, so that no long run starts last."""
     return [runs[k] for k in sorted(range(len(runs)), key=lambda k: -seconds[k])]
 
 

@@ -16,7 +16,7 @@ import ntkexp
 from ntkexp.foreign_loop.trace import Trace
 from ntkexp.mistake import Mistake
 from tests.foreign_loop import loops
-from tests.foreign_loop.bugs import with_a_penalty
+from tests.foreign_loop.bugs import never_zeroed, with_a_penalty
 from tests.foreign_loop.loops import Body, Loop, fitted, followed, loop, missed, momentum, plain, sgd
 
 X = torch.linspace(-1, 1, 24, dtype=torch.float64).reshape(8, 3).sin()
@@ -184,12 +184,7 @@ def resetting(given: Loop, batch: Tensor) -> None:
 def with_gradients_from_before() -> Trace:
     given = loop(sgd)
     given.back(torch.arange(3))
-
-    def body(given: Loop, batch: Tensor) -> None:
-        given.back(batch)
-        given.step()
-
-    return followed(given, body)
+    return followed(given, never_zeroed)
 
 
 def moved_by_hand(given: Loop, batch: Tensor) -> None:

@@ -43,15 +43,11 @@ from ntkexp.machine.machines import (
     random_kernel,
 )
 from ntkexp.records.results import Result
+from tests.kernel.oracle import EPS, normal
 
 TRAIN, OTHERS, STEPS, STEP_SIZE = 5, 3, 40, 0.3
 POINTS = TRAIN + OTHERS
-EPS = torch.finfo(torch.float64).eps
 RTOL, ATOL = 1e-12, 1e-13  # some thousand eps: forty steps, or an eigendecomposition of five
-
-
-def random(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def kernel_of(features: Tensor, outputs: int = 1) -> Tensor:
@@ -76,22 +72,22 @@ def descending(targets: Tensor, sizes: tuple[float, ...]) -> Repeat:
 def evidence(kernel: Tensor) -> RunMatrices:
     """A run whose kernels are all the same, from outputs and to targets drawn at random."""
     outputs, sizes = kernel.shape[1], (STEP_SIZE,) * STEPS
-    targets, none = random(TRAIN, outputs, seed=1), torch.zeros(POINTS, outputs, dtype=torch.float64)
-    parts = random(POINTS, outputs, TRAIN, seed=6)
+    targets, none = normal(TRAIN, outputs, seed=1), torch.zeros(POINTS, outputs, dtype=torch.float64)
+    parts = normal(POINTS, outputs, TRAIN, seed=6)
     training = Training(
         time=sum(sizes),
         weight=1 / TRAIN,
         is_quadratic=True,
         is_plain=True,
         is_flow=False,
-        mean_coefficients=random(TRAIN, outputs, seed=2),
+        mean_coefficients=normal(TRAIN, outputs, seed=2),
         repeat=descending(targets, sizes),
     )
     return RunMatrices(
-        inputs=random(POINTS, 4, seed=3),
+        inputs=normal(POINTS, 4, seed=3),
         train=TRAIN,
-        start=random(POINTS, outputs, seed=4),
-        end=random(POINTS, outputs, seed=5),
+        start=normal(POINTS, outputs, seed=4),
+        end=normal(POINTS, outputs, seed=5),
         targets=targets,
         paths={"secant": PathKernel(kernel=kernel, contributions=parts, decay=none, detail="substeps=1")},
         kernel_start=kernel,
@@ -107,18 +103,18 @@ def evidence(kernel: Tensor) -> RunMatrices:
 
 def usual(outputs: int = 1) -> RunMatrices:
     """Nine features, so that the kernel is regular: its condition number is below a thousand."""
-    return evidence(kernel_of(random(POINTS, 9, seed=7), outputs))
+    return evidence(kernel_of(normal(POINTS, 9, seed=7), outputs))
 
 
 def regular(outputs: int = 1) -> RunMatrices:
     """A path kernel of full rank, of other directions than the training examples' own: it is not symmetric."""
-    kernel = kernel_of(random(POINTS, 9, seed=7), outputs)
-    return evidence(kernel + 0.1 * random(*kernel.shape, seed=8))
+    kernel = kernel_of(normal(POINTS, 9, seed=7), outputs)
+    return evidence(kernel + 0.1 * normal(*kernel.shape, seed=8))
 
 
 def singular() -> RunMatrices:
     """A path kernel of rank two."""
-    return evidence(kernel_of(random(POINTS, 2, seed=7)))
+    return evidence(kernel_of(normal(POINTS, 2, seed=7)))
 
 
 def stepping(found: RunMatrices, sizes: tuple[float, ...]) -> RunMatrices:
@@ -144,7 +140,7 @@ def limited(found: RunMatrices, kernel: Tensor) -> RunMatrices:
 
 def fitted(found: RunMatrices) -> Tensor:
     """Regression with two features, which projects."""
-    features = random(POINTS, 2, seed=7)
+    features = normal(POINTS, 2, seed=7)
     weights: Tensor = torch.linalg.lstsq(features[:TRAIN], found.train_change).solution
     return found.start + features @ weights
 
@@ -263,7 +259,7 @@ def test_a_random_kernel_depends_on_its_seed_and_is_at_least_the_identity() -> N
 def test_coefficients_that_are_no_means_are_fitted_to_the_training_points_alone() -> None:
     """They know nothing of the contributions elsewhere, which they are to predict."""
     found = usual(2)
-    learned = torch.einsum("qcnd,nd->qcn", found.path.kernel, random(TRAIN, 2, seed=8))
+    learned = torch.einsum("qcnd,nd->qcn", found.path.kernel, normal(TRAIN, 2, seed=8))
     parts = torch.cat([learned[:TRAIN], found.path.contributions[TRAIN:]])
     there = replace(along(found, contributions=parts), training=replace(found.training, mean_coefficients=None))
     outputs = FixedCoefficients().predict(there).outputs
@@ -297,7 +293,7 @@ def test_every_mode_decays_alone(outputs: int, process: Process, decay: Decay) -
     after = process(found.kernel_start, found)
     torch.testing.assert_close(after[:TRAIN], found.targets + decay(1.0) * missing(found), rtol=RTOL, atol=ATOL)
     torch.testing.assert_close(after[TRAIN:], found.start[TRAIN:], rtol=RTOL, atol=ATOL)
-    feature = random(POINTS, 1, seed=7)
+    feature = normal(POINTS, 1, seed=7)
     found, size = evidence(kernel_of(feature, outputs)), float(feature[:TRAIN].square().sum())
     moved = (1 - decay(size)) * feature @ feature[:TRAIN].t() @ missing(found) / size
     torch.testing.assert_close(process(found.kernel_start, found), found.start - moved, rtol=RTOL, atol=ATOL)
@@ -318,7 +314,7 @@ def test_flow_is_the_matrix_exponential_and_descent_with_tiny_steps_is_flow() ->
 
 
 def test_a_frozen_machine_takes_the_kernel_of_its_time() -> None:
-    first, last = (kernel_of(random(POINTS, 9, seed=seed), 3) for seed in (7, 8))
+    first, last = (kernel_of(normal(POINTS, 9, seed=seed), 3) for seed in (7, 8))
     found = replace(evidence(first), kernel_end=last)
     for machine, given, expected in (
         (FrozenStart(), found, flow_prediction(first, found)),
@@ -350,7 +346,7 @@ class Fixed(AbstractMachine):
 
 
 def found(start: Tensor, end: Tensor) -> RunMatrices:
-    return replace(evidence(kernel_of(random(POINTS, 9, seed=7), start.shape[1])), start=start, end=end)
+    return replace(evidence(kernel_of(normal(POINTS, 9, seed=7), start.shape[1])), start=start, end=end)
 
 
 def row(outputs: Tensor, given: RunMatrices, *, classifies: bool = True, split: str = "query") -> Result:

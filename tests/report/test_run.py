@@ -154,8 +154,8 @@ EXACT, OFF = {"secant": 4e-15}, {"secant": 0.3}
         ),
         (
             [run_of(EXACT), run_of({"secant": 0.5}, floor=2.0)],
-            "reproduces 1 of 2 trained networks to rounding (4e-15) and cannot be told from 1 that moved by no more "
-            "than rounding.",
+            "reproduces 1 of 2 trained networks to rounding (4e-15) and cannot be distinguished from 1 that moved by "
+            "no more than rounding.",
         ),
         (
             [run_of(EXACT), run_of(EXACT, {"secant": None})],

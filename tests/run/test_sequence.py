@@ -407,7 +407,7 @@ def test_an_optimizer_from_elsewhere_has_effects_only_by_few_trainings() -> None
         of_my_own()
     setting = prepare(of_my_own("path.effects=true"))
     assert setting.sweep is not None
-    assert "12 trainings, each without one example, are exact, and the only way" in setting.sweep.remark
+    assert "12 trainings, each without one example, because the derivative" in setting.sweep.remark
     assert_retrained(setting)
     with pytest.raises(Mistake, match=r"12 trainings, .* are more than the limit of 6 for effects on 3 outputs"):
         prepare(of_my_own("path.effects=true", "path.attributed=1"))

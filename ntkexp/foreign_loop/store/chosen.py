@@ -270,5 +270,5 @@ def share_sentence(attribution: xr.Dataset) -> str:
     share = short(float(attribution.attrs["share"]))
     return (
         f"{attribution.sizes['step']} of {attribution.attrs['taken']} steps are "
-        f"explained; they caused {share} of what training changed"
+        f"explained; they caused {share} of the change of the outputs"
     )

@@ -110,37 +110,39 @@ def find_place(
             )
         return None
 
-    # the distance between the loop's weights and the weights at every position in the
-    # trace: before the first step, and after each step
+    # the nearest position, or the last one of several that are equally near
+    gaps = dict(gaps_in(files, weights))
+    best = min(gaps, key=lambda place: (gaps[place], -place.steps))
+    eps = max(torch.finfo(part.dtype).eps for part in weights.values())
+    if not gaps[best] <= SAME_WEIGHTS_EPS * eps:
+        steps = max(place.steps for place in gaps)
+        raise Mistake(
+            f"to={path}: the folder holds another run: none of its {steps} "
+            "steps has these weights; resume from a checkpoint of that run, or give "
+            "another folder"
+        )
+    return best
+
+
+def gaps_in(
+    files: TraceFolder, weights: Weights
+) -> Iterator[tuple[PlaceInTrace, float]]:
+    """Yield every position in the trace, with the relative distance between its weights
+    and `weights`. The positions are before the first step, and after each step."""
     files.read(files.path / START)
     first = files.read(files.weights_at(0))["weights"]
     signatures = Signatures()
     here = signatures.of(weights)
-    signature = dict(
-        signatures.of(
-            {name: part.to(weights[name].device) for name, part in first.items()}
-        )
-    )
-    places = list[PlaceInTrace]()
-    gaps = list[float]()
+    on_device = {name: part.to(weights[name].device) for name, part in first.items()}
+    signature = dict(signatures.of(on_device))
+    steps = 0
     for number, event in enumerate(files.events()):
-        if event["step"] == len(places):
-            places.append(PlaceInTrace(number, len(places)))
-            gaps.append(distance(here, signature))
+        # several optimizers may have an event in the same step
+        if event["step"] == steps:
+            yield PlaceInTrace(number, steps), distance(here, signature)
+            steps += 1
         signature |= event["after"]
-    places.append(PlaceInTrace(len(files.log), len(places)))
-    gaps.append(distance(here, signature))
-
-    # the nearest position, or the last one of several that are equally near
-    best = min(range(len(places)), key=lambda index: (gaps[index], -index))
-    eps = max(torch.finfo(part.dtype).eps for part in here.values())
-    if not gaps[best] <= SAME_WEIGHTS_EPS * eps:
-        raise Mistake(
-            f"to={path}: the folder holds another run: none of its {places[-1].steps} "
-            "steps has these weights; resume from a checkpoint of that run, or give "
-            "another folder"
-        )
-    return places[best]
+    yield PlaceInTrace(len(files.log), steps), distance(here, signature)
 
 
 def refuse_other_loop(files: TraceFolder, config: Mapping[str, Json]) -> None:

@@ -86,28 +86,15 @@ class ReplayedLoop:
             then: checkpoint after the event, from which weights and states are read. If
                 None, the optimizer takes its step.
         """
-        settings = settings_of(event)
+        # the step reads weights, states and momenta from before it
         states_before = self.states[event["optimizer"]]
         momentum_before = self.remembered(event)
         exact_before = self.exact
         gradient, repeats_gradient = self.gradient(event, calls, start)
-
-        # the weights after the step, read from a checkpoint or computed by the
-        # optimizer
-        error = 0.0
-        if then is not None:
-            self.weights = then["weights"]
-            self.states = states_at_end(then)
-        else:
-            self.step(event, gradient)
-            self.events += 1
-            after = self.signatures.of({name: self.weights[name] for name in settings})
-            if not same_signatures(after, event["after"]):
-                error = distance(after, event["after"])
-                self.refuse_astray(event["step"], error, after)
-                self.exact = False
+        error = self.advance(event, gradient, then)
 
         # the linear step of each parameter, from its settings and state after the step
+        settings = settings_of(event)
         linear = dict.fromkeys(settings, IDLE)
         rule = self.known[event["optimizer"]].rule
         norm = norm_of(gradient.values()) if rule.reads_norm else nan
@@ -134,6 +121,27 @@ class ReplayedLoop:
             repeats_gradient=repeats_gradient,
             square_outside=event.get("square_outside", 0.0),
         )
+
+    def advance(self, event: Event, gradient: Weights, then: Any | None) -> float:
+        """Set the weights and optimizer states to those after the event: read them from
+        the checkpoint `then`, or let the optimizer take its step.
+
+        Return the relative distance of the weights from the recorded weights. Raise if
+        it is larger than rounding."""
+        if then is not None:
+            self.weights = then["weights"]
+            self.states = states_at_end(then)
+            return 0.0
+        self.step(event, gradient)
+        self.events += 1
+        names = settings_of(event)
+        after = self.signatures.of({name: self.weights[name] for name in names})
+        if same_signatures(after, event["after"]):
+            return 0.0
+        self.exact = False
+        error = distance(after, event["after"])
+        self.refuse_astray(event["step"], error, after)
+        return error
 
     def linear_step(
         self,

@@ -501,7 +501,7 @@ def point_view(
     parts = tabulate_examples(explanation).select(*columns)
     if rows is not None and len(parts.rows) > rows:
         parts = replace(parts, rows=parts.rows[:rows])
-        caption = f"The {rows} training examples that added or took most"
+        caption = f"The {rows} training examples with the largest contributions"
     title = heading_of(explanation)
     if point.text:
         output = f"{explanation.output} = {short(explanation.prediction)}"
@@ -509,7 +509,7 @@ def point_view(
     return {
         "anchor": anchor,
         "title": title,
-        "pieces": format_html(pieces, f"pieces-{anchor}", "What the output is"),
+        "pieces": format_html(pieces, f"pieces-{anchor}", "The terms of the output"),
         "examples": format_html(parts, f"examples-{anchor}", caption),
         "components": components_view(explanation, anchor),
         "texts": texts_view(explanation),
@@ -564,7 +564,7 @@ def explanation_pictures(
     if entry is not None:
         yield examples.shares(entry)
         yield examples.when(
-            entry.by_step, "At which steps leaving them out made its change"
+            entry.by_step, "The steps at which the removal changed the output"
         )
 
 
@@ -620,8 +620,8 @@ CLAIM_RULE = (
     "minimum: the direction is significant in both, and the size lies below the stated minimum. Not replicated: the "
     "second look does not repeat the decision of the first. Undecided: anything else, also if the control is "
     "supported, has no numbers or lies far from its null value. Exact: an identity, which both looks confirm. CPU "
-    "minutes are those of one core that does all runs of a claim by itself: two idle cores need half as long, and "
-    "other work on the machine does not count. Runs that claims share are counted for each."
+    "minutes are the time that one idle core needs for all runs of a claim; two cores need half as long. If claims "
+    "share a run, each of them counts it."
 )
 
 

@@ -338,7 +338,7 @@ def shares(entry: BreakdownEntry) -> Picture:
                 [entry.predicted], [len(names) - 1], "|", color=BLACK, markersize=10
             )
             caption = "The mark is the predicted change."
-        title = f"What leaving them out changed: {short(entry.actual)}"
+        title = f"Change without these examples: {short(entry.actual)}"
         figure = canvas.finish(title, caption)
     return Picture("shares", figure, pd.DataFrame({"left_out": names, "share": values}))
 

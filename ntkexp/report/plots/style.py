@@ -434,7 +434,7 @@ def machine_rows(axes: Axes, labels: Mapping[int, str]) -> None:
 
 
 def write(axes: Axes, text: str, place: tuple[float, float], **look: Any) -> None:
-    """Write a small text beside a place of the axes, also outside of the axes.
+    """Write a small text next to a point, which may lie outside of the axes.
 
     `look` are arguments of `Axes.annotate`. By default, `place` is (fraction of the
     width, y), and the text is to the right of it.
