@@ -2,6 +2,7 @@
 
 NearestExamples    compare the nearest training examples in several spaces
 AlignedLayers      measure the alignment of each layer's kernel with the labels
+MeansByLevel       draw the means of both
 """
 
 from __future__ import annotations
@@ -10,12 +11,15 @@ import math
 from collections.abc import Iterator, Mapping
 from itertools import product
 
+import pandas as pd
 import torch
 from jaxtyping import Float, Int
 from pydantic import Field
 from torch import Tensor, nn
 from torch.func import jacrev, vmap
 
+from ntkexp.claim.judged import AbstractPicture, Figure, JudgedClaim
+from ntkexp.claim.look import MAIN
 from ntkexp.claim.papers.lazy_and_rich import (
     FollowedMode,
     LearningStep,
@@ -35,6 +39,7 @@ from ntkexp.path.components import components_of
 from ntkexp.shapes import Weights
 from ntkexp.statistics import alignment
 from ntkexp.stream import stream
+from ntkexp.text import short
 
 
 class LearningNetwork:
@@ -312,3 +317,67 @@ def jacobian_alignment(
     centred = (jacobian - jacobian.mean(0)).flatten(0, 1)
     target = y.flatten()
     return alignment(centred @ centred.t(), torch.outer(target, target))
+
+
+class MeansByLevel(AbstractPicture):
+    """Means of judged numbers from 0 to 1, by the levels of a column `along`.
+
+    Each look of `panels` has a panel with this title. `levels` maps the levels to their
+    labels. If `by` names a column, each of its values in `lines` has a line with this
+    name."""
+
+    has_judged_rows_only = True
+
+    title: str = Field(min_length=1)
+    panels: dict[str, str] = Field(min_length=1)
+    along: str
+    levels: dict[str, str] = Field(min_length=2)
+    by: str = ""
+    lines: dict[str, str] = Field(default_factory=dict)
+    xlabel: str
+    ylabel: str
+
+    def figure(self, judged: JudgedClaim) -> Figure:
+        from ntkexp.claim.paper_figures import draw_means_by_level  # noqa: PLC0415  loads matplotlib
+
+        panels = {
+            title: self.seeds_by_level(judged.tables[look])
+            for look, title in self.panels.items()
+        }
+        answers = []
+        for line, of_levels in panels[self.panels[MAIN]].items():
+            means = [
+                f"{short(sum(figures) / len(figures))} ({level})"
+                for level, figures in of_levels.items()
+            ]
+            answers.append(f"{line or self.panels[MAIN]}: {', '.join(means)}")
+        return draw_means_by_level(
+            panels, (self.xlabel, self.ylabel), self.title, "; ".join(answers)
+        )
+
+    def seeds_by_level(self, table: pd.DataFrame) -> dict[str, dict[str, list[float]]]:
+        """Return the mean of each seed, by the names of lines and levels."""
+        groups = {"": table}
+        if self.by:
+            groups = {
+                name: table[table[self.by] == value]
+                for value, name in self.lines.items()
+            }
+        return {
+            name: {
+                label: seed_means(rows[rows[self.along].astype(str) == level])
+                for level, label in self.levels.items()
+            }
+            for name, rows in groups.items()
+        }
+
+    def here(self, judged: JudgedClaim) -> str:
+        return "dots are means over seeds, with 95 % intervals."
+
+
+def seed_means(rows: pd.DataFrame) -> list[float]:
+    """Return the mean value of each seed."""
+    means: list[float] = (
+        rows["value"].astype(float).groupby(rows["seed"]).mean().tolist()
+    )
+    return means
