@@ -234,7 +234,8 @@ def draw_means_by_level(
     """Draw means over seeds of numbers from 0 to 1, at the levels of a column.
 
     `panels` maps titles to lines, lines to levels, and levels to the figures of seeds.
-    If a panel has one line, it has no name. `axis_names` are the names of both axes."""
+    A single line is drawn as dots, without its name. Labels of levels have a line for
+    each word. `axis_names` are the names of both axes."""
     canvas = Canvas()
     row = canvas.panels((WIDE, 2.7), 1, len(panels), sharey=True)[0]
     for axes, (name, lines) in zip(row, panels.items(), strict=True):
@@ -242,9 +243,12 @@ def draw_means_by_level(
         for k, (line, of_levels) in enumerate(lines.items()):
             places = range(len(of_levels))
             look = line_look(k)
+            if len(lines) == 1:
+                look = look | {"linestyle": "none"}
             last = draw_means(axes, places, [*of_levels.values()], SHARE, look)
             ends.append(End(line, last, look["color"]))
-            axes.set_xticks(places, [*of_levels])
+            labels = [level.replace(" ", "\n") for level in of_levels]
+            axes.set_xticks(places, labels)
         if len(lines) > 1:
             name_ends(axes, ends)
         axes.set(xlabel=axis_names[0], title=name)
