@@ -57,6 +57,7 @@ Purpose: TypeAlias = Literal[
     "sharpness",  # the start vector of the Lanczos iteration for the Hessian
     "largest eigenvalue",  # the start vector of the Lanczos iteration for a large kernel
     "splits",  # the training splits of a kernel
+    "permuted labels",  # the order of labels that a network learns as a control
     "diagnostics",  # torch's global generator while a diagnostic measures
 ]
 

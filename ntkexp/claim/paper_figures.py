@@ -228,6 +228,37 @@ def draw_accuracy_by_scale(
     return canvas.finish(title, f"{answer}.")
 
 
+def draw_means_by_level(
+    panels: Mapping[str, Mapping[str, Mapping[str, Sequence[float]]]],
+    axis_names: tuple[str, str],
+    title: str,
+    answer: str,
+) -> Figure:
+    """Draw means over seeds of numbers from 0 to 1, at the levels of a column.
+
+    `panels` maps titles to lines, lines to levels, and levels to the figures of seeds.
+    A single line is drawn as dots, without its name. Labels of levels have a line for
+    each word. `axis_names` are the names of both axes."""
+    canvas = Canvas()
+    row = canvas.panels((WIDE, 2.7), 1, len(panels), sharey=True)[0]
+    for axes, (name, lines) in zip(row, panels.items(), strict=True):
+        ends = []
+        for k, (line, of_levels) in enumerate(lines.items()):
+            places = range(len(of_levels))
+            look = line_look(k)
+            if len(lines) == 1:
+                look = look | {"linestyle": "none"}
+            last = draw_means(axes, places, [*of_levels.values()], SHARE, look)
+            ends.append(End(line, last, look["color"]))
+            labels = [level.replace(" ", "\n") for level in of_levels]
+            axes.set_xticks(places, labels)
+        if len(lines) > 1:
+            name_ends(axes, ends)
+        axes.set(xlabel=axis_names[0], title=name)
+    row[0].set_ylabel(axis_names[1])
+    return canvas.finish(title, f"{answer}.")
+
+
 CORRELATION: Range = (-1.0, 1.0)
 
 

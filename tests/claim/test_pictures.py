@@ -22,6 +22,7 @@ from ntkexp.claim.paper_figures import draw_change_by_width
 from ntkexp.claim.papers.convolutional_kernels import AccuracyTable
 from ntkexp.claim.papers.double_descent import InterpolationPeak
 from ntkexp.claim.papers.lazy_and_rich import AccuracyByScale
+from ntkexp.claim.papers.learned_features import MeansByLevel
 from ntkexp.claim.papers.leaving_out import ScoresByTraining
 from ntkexp.claim.papers.path_kernel import (
     EnoughExamples,
@@ -187,6 +188,27 @@ def test_the_caption_has_the_accuracies_at_both_ends_of_the_scale() -> None:
     ]  # fmt: skip
     figure = AccuracyByScale(names={MAIN: "sums", SECOND: "digits"}).figure(judged(CLAIM, pd.DataFrame(rows)))
     assert caption_of(figure) == "Sums: 85 % at α = 0.1, 45 % at α = 100."
+
+
+def test_means_by_level_are_those_of_seeds_in_the_order_of_the_levels() -> None:
+    """A seed counts once, however many examples it has."""
+    rows = [
+        {"layer": layer, "moment": moment, "seed": seed, "value": value + 0.1 * seed}
+        for layer, start in ((2, 0.2), (1, 0.4)) for moment, value in (("start", start), ("end", start + 0.3))
+        for seed in (0, 1) for _ in range(1 + seed)
+    ]  # fmt: skip
+    picture = MeansByLevel(
+        title="Means", panels={MAIN: "digits", SECOND: "clothes"}, along="layer", levels={"1": "first", "2": "last"},
+        by="moment", lines={"start": "before", "end": "after"}, xlabel="layer", ylabel="alignment",
+    )  # fmt: skip
+    found = judged(CLAIM, pd.DataFrame(rows))
+    figure = picture.figure(found)
+    assert caption_of(figure) == "before: 0.45 (first), 0.25 (last); after: 0.75 (first), 0.55 (last)."
+    assert [axes.get_title() for axes in figure.axes] == ["digits", "clothes"]
+    drawn = [line.get_ydata() for line in figure.axes[0].get_lines() if line.get_marker() == "o"]
+    np.testing.assert_allclose(np.array(drawn, dtype=float), [[0.45, 0.25], [0.75, 0.55]])
+    alone = picture.model_copy(update={"by": "", "panels": {MAIN: "digits"}})
+    assert caption_of(alone.figure(found)) == "digits: 0.6 (first), 0.4 (last)."
 
 
 @pytest.mark.parametrize("picture", [ScalarStep(), ScalarTraining(), InterpolationPeak(threshold=1)])

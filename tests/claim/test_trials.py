@@ -34,6 +34,13 @@ from ntkexp.claim.papers.lazy_and_rich import (
     SilentAlignment,
     length,
 )
+from ntkexp.claim.papers.learned_features import (
+    SPACES,
+    AlignedLayers,
+    LearningNetwork,
+    NearestExamples,
+    jacobian_alignment,
+)
 from ntkexp.claim.papers.leaving_out import BARE, DatamodelScore, LeftOutKernel, draw_groups, retraining, score
 from ntkexp.claim.papers.needed_examples import RemovalByPhase, margins, step_shares
 from ntkexp.claim.papers.scalar_functions import Reparametrised
@@ -58,6 +65,7 @@ from ntkexp.model.networks import CNN, CNTK, MLP, Linear
 from ntkexp.records.atomic import sealed_text, write_atomically
 from ntkexp.records.sweep import Level
 from ntkexp.removal.rerun import retrain, trained
+from ntkexp.statistics import label_alignment
 from ntkexp.stream import stream
 
 INIT = NTK(W_std=1.4, b_std=0.3)
@@ -625,6 +633,127 @@ def test_a_linear_model_does_not_depend_on_the_scale() -> None:
     torch.testing.assert_close(outputs(0.01), outputs(100.0), rtol=1e-10, atol=1e-10)  # differences of large outputs
 
 
+# Features that a network learns.
+
+
+def gradients(network: LearningNetwork, weights: Mapping[str, torch.Tensor], x: torch.Tensor) -> list[Any]:
+    """Return the gradient of each output at each point, one by one, by the name of the parameter."""
+    leaves = {name: weight.detach().requires_grad_() for name, weight in weights.items()}
+    outputs = network.scaled.function(leaves, x)
+    return [
+        [dict(zip(leaves, torch.autograd.grad(one, [*leaves.values()], retain_graph=True), strict=True)) for one in row]
+        for row in outputs
+    ]
+
+
+def test_nearest_examples_of_a_linear_model_are_those_of_its_inputs() -> None:
+    """Its kernel is C⟨x, x′⟩/d at every step."""
+    data = Digits(train=20, query=0, test=40, classes=(0, 1, 2))
+    rows = pd.DataFrame([*NearestExamples(model=Linear(), init=FLAT, data=data, until=0.5).rows(0)])
+    table = rows.pivot_table(index="example", columns="space", values="same_class")
+    assert [*rows["space"].unique()] == [*SPACES]
+    for space in ("path", "end", "start"):
+        assert table[space].tolist() == table["angle"].tolist()
+    assert 0 < table["distance"].mean() < 1
+
+
+def test_nearest_examples_are_those_of_gradients_one_by_one() -> None:
+    data = Digits(train=8, query=0, test=6, classes=(3, 5, 8))
+    trial = NearestExamples(model=MLP(width=6, depth=1), init=WIDE_INIT, data=data, every=1, until=0.5)
+    split = data.split(1)
+    x, new = split.train.inputs, split.test.inputs
+    network = trial.network(split, 1)
+    y = torch.eye(3, dtype=torch.float64)[split.train.target] - 1 / 3
+    times, points = trial.path(network, x, y)
+    flat = [
+        torch.stack([torch.cat([torch.cat([part.flatten() for part in out.values()]) for out in row]) for row in rows])
+        for rows in (gradients(network, step.before, torch.cat([new, x])) for step in points)
+    ]
+    kernels = [jacobian @ jacobian.t() for jacobian in flat]
+    path = sum((times[k + 1] - times[k]) * (kernels[k] + kernels[k + 1]) / 2 for k in range(len(kernels) - 1))
+    assert isinstance(path, torch.Tensor)
+    assert len(kernels) > 5
+    inputs = torch.cat([new, x]).flatten(1)
+    similar = {"path": path, "end": kernels[-1], "start": kernels[0], "angle": inputs @ inputs.t()}
+    similar = {name: kernel / torch.outer(kernel.diag(), kernel.diag()).sqrt() for name, kernel in similar.items()}
+    similar["distance"] = -(inputs[:, None] - inputs).norm(dim=2)
+    predicted = network.outputs(points[-1].before, new).argmax(1)
+    rows = pd.DataFrame([*trial.rows(1)])
+    for space, similarity in similar.items():
+        nearest = [max(range(8), key=lambda i: float(similarity[query, 6 + i])) for query in range(6)]
+        classes = split.train.target[nearest]
+        of_space = rows[rows["space"] == space]
+        assert of_space["same_class"].tolist() == (classes == split.test.target).double().tolist()
+        assert of_space["same_prediction"].tolist() == (classes == predicted).double().tolist()
+
+
+def test_permuted_labels_leave_the_geometry_of_the_inputs() -> None:
+    """The true classes are compared, so neither inputs nor the kernel at the start see the labels."""
+    data = Digits(train=12, query=0, test=30, classes=(3, 5, 8))
+    own = NearestExamples(model=MLP(width=8, depth=1), init=WIDE_INIT, data=data)
+    permuted = own.model_copy(update={"permuted": True})
+    split = data.split(0)
+    learned = permuted.learned_labels(split.train, 0)
+    assert learned.tolist() != split.train.target.tolist()
+    assert learned.bincount().tolist() == split.train.target.bincount().tolist()
+    same = [
+        pd.DataFrame([*trial.rows(0)]).pivot_table(index="example", columns="space", values="same_class")
+        for trial in (own, permuted)
+    ]
+    for space in ("start", "angle", "distance"):
+        assert same[0][space].tolist() == same[1][space].tolist()
+    assert same[0]["end"].mean() > same[1]["end"].mean()
+
+
+def test_a_network_that_has_not_learned_has_no_nearest_examples_and_no_alignment() -> None:
+    fields: dict[str, Any] = {"model": MLP(width=4, depth=2), "init": WIDE_INIT, "data": DIGITS, "steps": 2}
+    nearest = pd.DataFrame([*NearestExamples(**fields).rows(0)])
+    assert len(nearest) == 20 * len(SPACES)
+    assert nearest[["same_class", "same_prediction"]].isna().all(axis=None)
+    assert all(math.isnan(number(row, "alignment")) for row in AlignedLayers(**fields).rows(0))
+
+
+def test_the_alignment_of_a_layer_is_that_of_its_gradients_one_by_one() -> None:
+    """A = yᵀ(H ⊗ 1)K(H ⊗ 1)y/(‖(H ⊗ 1)K(H ⊗ 1)‖ ‖y‖²) with H = 1 − 11ᵀ/M and centred y."""
+    data = Digits(train=7, query=0, test=0, classes=(3, 5, 8))
+    trial = AlignedLayers(model=MLP(width=5, depth=2), init=WIDE_INIT, data=data)
+    rows = [*trial.rows(0)]
+    assert [(row["layer"], row["place"]) for row in rows[:3]] == [(1, "outer"), (2, "hidden"), (3, "outer")]
+    split = data.split(0)
+    network = trial.network(split, 0)
+    one_hot = torch.eye(3, dtype=torch.float64)[split.train.target]
+    *_, last = trial.learn(network, split.train.inputs, one_hot - 1 / 3)
+    centring = torch.kron(torch.eye(7) - torch.ones(7, 7) / 7, torch.eye(3)).double()
+    y = centring @ one_hot.flatten()
+    for moment, weights in (("start", network.start), ("end", last.before)):
+        found = gradients(network, weights, split.train.inputs)
+        for layer in (1, 2, 3):
+            names = [f"network.{2 * layer - 1}.{kind}" for kind in ("weight", "bias")]
+            jacobian = torch.stack(
+                [torch.cat([out[name].flatten() for name in names]) for point in found for out in point]
+            )
+            kernel = centring @ jacobian @ jacobian.t() @ centring
+            expected = float(y @ kernel @ y / (kernel.norm() * y @ y))
+            row = next(row for row in rows if (row["moment"], row["layer"]) == (moment, layer))
+            assert number(row, "alignment") == pytest.approx(expected, rel=1e-10)
+
+
+def test_the_alignment_of_one_output_is_the_centred_alignment() -> None:
+    generator = stream("examples", 0)
+    jacobian = torch.randn(6, 1, 4, generator=generator, dtype=torch.float64)
+    y = torch.randn(6, 1, generator=generator, dtype=torch.float64)
+    kernel = torch.einsum("icp,jdp->icjd", jacobian, jacobian)
+    expected = label_alignment(kernel, y)
+    assert jacobian_alignment(jacobian, y - y.mean(0)) == pytest.approx(expected, rel=1e-12)
+
+
+def test_lazy_training_leaves_the_layers_as_aligned_as_at_the_start() -> None:
+    model = MLP.model_validate({"width": 8, "depth": 2, "activation": "tanh"})
+    trial = AlignedLayers(model=model, init=WIDE_INIT, data=Digits(train=8, query=0, test=0), alpha=1e6)
+    rows = pd.DataFrame([*trial.rows(0)]).pivot_table(index="layer", columns="moment", values="alignment")
+    assert (rows["end"] - rows["start"]).abs().max() < 1e-4  # of the order 1/α, with its factors
+
+
 # Data and fields that do not suit a trial.
 
 
@@ -642,6 +771,10 @@ REFUSALS: list[tuple[type[AbstractTrial], dict[str, Any], str]] = [
     (AfterKernel, {"data": REAL}, "choose data of two classes"),
     (EndOfTraining, {"data": THREE}, "choose data of two classes"),
     (LateGeneralising, {"data": REAL, "alphas": (1.0, 2.0)}, "choose data of classes"),
+    (NearestExamples, {"data": REAL}, "choose data of classes"),
+    (NearestExamples, {"data": Digits(train=4, query=2, test=0)}, "leave some for the test"),
+    (AlignedLayers, {"data": REAL}, "trial.data: choose data of classes"),
+    (AlignedLayers, {"data": DIGITS}, "trial.model has 2 layers with weights"),
     (RemovalByPhase, {"data": REAL, "alpha": 1.0, "step_size": 1.0}, "choose data of classes"),
     (SilentAlignment, {"names": ("one", "two"), "models": (NETWORK,), "data": DIGITS}, "a name of its own"),
 ]
