@@ -23,6 +23,7 @@ from ntkexp.claim.papers.convolutional_kernels import (
     OperationCount,
     eliminate,
 )
+from ntkexp.claim.papers.deep_networks import DeepKernels, kernel_moments, random_kernels
 from ntkexp.claim.papers.double_descent import WidthSweep
 from ntkexp.claim.papers.end_of_training import EndOfTraining, LinearModes, Operations
 from ntkexp.claim.papers.followed_loops import GrokkingByComponent, SubliminalLearning, accuracy
@@ -57,8 +58,11 @@ from ntkexp.claim.trial import AbstractTrial, SideBySide
 from ntkexp.data import ModularAddition, Sphere, Teacher
 from ntkexp.data.images import Digits
 from ntkexp.data.synthetic import Circle
-from ntkexp.init import NTK
+from ntkexp.init import NTK, Standard
 from ntkexp.layer import Polynomial
+from ntkexp.layer.affine import Dense
+from ntkexp.layer.base import build
+from ntkexp.library import tangent_kernel
 from ntkexp.mistake import Mistake
 from ntkexp.model import DeepLinear
 from ntkexp.model.networks import CNN, CNTK, MLP, Linear
@@ -502,6 +506,63 @@ def test_first_kernels_of_linear_units_vary_as_they_should() -> None:
         assert number(row, "distance") ** 2 >= number(row, "variance") * (1 - 1 / 80) * (1 - 1e-12)
 
 
+def test_kernels_of_random_layers_are_those_of_autograd() -> None:
+    x = DATA.split(0).train.inputs
+    layers = MLP.model_validate({"width": 5, "depth": 3, "activation": "gelu"}).layers(WIDE_INIT, (x.shape[1],), 1)
+    kernels = random_kernels(layers, x, 2, stream("weights", 0))
+    again = stream("weights", 0)
+    weights: list[dict[str, torch.Tensor]] = [{}, {}]
+    for at, layer in enumerate(layers):
+        if isinstance(layer, Dense):
+            inputs = 5 if weights[0] else x.shape[1]
+            drawn = torch.randn(2, inputs, layer.features, generator=again, dtype=x.dtype)
+            biases = torch.randn(2, 1, layer.features, generator=again, dtype=x.dtype)
+            for network in (0, 1):
+                weights[network] |= {f"{at}.weight": drawn[network].T, f"{at}.bias": biases[network, 0]}
+    module = build(layers, (x.shape[1],), stream("weights", 1))
+    for network in (0, 1):
+        expected = tangent_kernel(module, x, weights=weights[network])[:, 0, :, 0]
+        torch.testing.assert_close(kernels[network], expected, rtol=1e-12, atol=1e-12)  # sums of some dozen products
+
+
+def test_moments_do_not_depend_on_the_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are those of the kernels of all networks, drawn in batches of two."""
+    x = DATA.split(0).train.inputs
+    layers = MLP(width=3, depth=1).layers(WIDE_INIT, (x.shape[1],), 1)
+    monkeypatch.setattr("ntkexp.claim.papers.deep_networks.WEIGHTS_AT_ONCE", 2 * (3 * x.shape[1] + 3))
+    moments = kernel_moments(layers, x, 5, stream("weights", 0))
+    generator = stream("weights", 0)
+    kernels = torch.cat([random_kernels(layers, x.float(), count, generator) for count in (2, 2, 1)]).double()
+    torch.testing.assert_close(moments.mean, kernels.mean(0))
+    torch.testing.assert_close(moments.variance, kernels.var(0))
+
+
+@pytest.mark.slow
+def test_kernels_of_two_layers_of_squares_have_the_known_bias() -> None:
+    """Without biases, E K(x, x) = (111 + 1344/n) W⁶ q⁴ for n units z², by Gaussian moments, where q = W² |x|²/d.
+
+    The readout adds 3 E v² for v = W² mean z⁴, with E v² = (9 + 96/n) W⁴ q⁴ (in units of W² here and below), the
+    second layer 4 E v², and the first layer 16 (3 + 12/n + 30/n), the last term because u = Σ w g depends on w by g.
+    """
+    networks = 20000
+    model = MLP(activation=Polynomial(powers=(0.0, 0.0, 1.0)))
+    sizes = ((2, 16, networks), (2, 32, networks))
+    trial = DeepKernels(model=model, init=NTK(W_std=1.3, b_std=0.0), data=DATA, sizes=sizes, points=1)
+    for row in trial.rows(0):
+        # four standard errors of the mean kernel
+        error = 4 * number(row, "spread") / networks**0.5
+        assert number(row, "bias") == pytest.approx(1344 / 111 / int(str(row["width"])), abs=error)
+
+
+def test_the_mean_kernel_of_one_layer_has_no_bias() -> None:
+    """Its units are independent, so the bias is below four standard errors of the mean kernel at any width."""
+    networks = 500
+    trial = DeepKernels(model=MLP(), init=WIDE_INIT, data=DATA, sizes=((1, 2, networks), (1, 8, networks)), points=4)
+    for row in trial.rows(0):
+        assert math.isnan(number(row, "bias")) == bool(row["reason"])
+        assert not number(row, "bias") > 4 * number(row, "spread") / networks**0.5
+
+
 def test_a_linear_model_follows_its_constant_kernel() -> None:
     flat = MLP(width=1, depth=0)
     beside = TrainingBesideKernels(model=flat, init=WIDE_INIT, data=DATA, widths=(1, 2), networks=2, steps=7)
@@ -764,6 +825,10 @@ CURVE: dict[str, Any] = {"model": Linear(), "beside": Linear(), "init": FLAT, "d
 REFUSALS: list[tuple[type[AbstractTrial], dict[str, Any], str]] = [
     (LearningCurve, CURVE | {"sizes": (2, 6)}, "6 of 6 examples leave none to classify"),
     (LearningCurve, CURVE | {"known": (0.5,)}, "an accuracy for each of at"),
+    (DeepKernels, {"model": CNTK(), "data": IMAGES, "sizes": ((3, 1, 2),)}, "Conv is no dense layer"),
+    (DeepKernels, {"model": Linear(), "sizes": ((3, 1, 2),)}, "linear has no field depth"),
+    (DeepKernels, {"init": Standard(W_std=1.0, b_std=0.0), "sizes": ((3, 1, 2),)}, "choose mlp and init=ntk"),
+    (DeepKernels, {"sizes": ((3, 1, 1),)}, "greater than or equal to 2"),
     (LearningCurve, CURVE | {"sizes": (2, 2)}, "give two different sizes"),
     (LimitRegression, {"names": ("dense",), "models": (NETWORK,), "data": REAL}, "the data has no classes"),
     (TrainingBesideKernels, {"data": THREE, "widths": (1, 2)}, "networks with one output, and the data has 3"),
@@ -786,4 +851,4 @@ def test_unsuitable_data_and_fields_are_refused(
 ) -> None:
     with_network = {} if "models" in fields or "model" in fields else {"model": NETWORK}
     with pytest.raises((Mistake, ValueError), match=message):
-        list(trial(**{"init": WIDE_INIT, **with_network, **fields}).rows(0))
+        list(trial(**{"init": WIDE_INIT, "data": DATA, **with_network, **fields}).rows(0))
