@@ -144,8 +144,8 @@ def random_kernels(
     inputs of the layer, and g_l is the gradient of the output with respect to z_l."""
     draw = partial(torch.randn, generator=generator, dtype=x.dtype)
     h = x.flatten(1).expand(networks, -1, -1)
-    factors = []
-    signals = []
+    factors: list[Tensor] = []
+    signals: list[Tensor] = []
     for layer in layers:
         if isinstance(layer, Dense) and layer.param == "ntk" and not layer.frozen:
             inputs = h.shape[2]
