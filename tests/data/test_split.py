@@ -353,5 +353,5 @@ def test_every_purpose_is_asked_for_in_one_file() -> None:
         if file.name != "stream.py" and trials not in file.parents
         for purpose in set(re.findall(r'\bstream\(\s*"([\w ]+)"', file.read_text("utf-8")))
     )
-    own = Counter({"cue": 1, "pixels": 1, "splits": 1})  # that trials alone ask for
+    own = Counter({"cue": 1, "permuted labels": 1, "pixels": 1, "splits": 1})  # that trials alone ask for
     assert asked + own == Counter(PURPOSES)

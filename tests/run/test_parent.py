@@ -207,7 +207,7 @@ def test_weights_are_whole_state_dicts(tmp_path: Path) -> None:
 
 
 def test_a_state_dict_without_arguments_loses_no_run(tmp_path: Path) -> None:
-    file = tmp_path / "own_net.py"
+    file = tmp_path / "net_without_arguments.py"
     own = "    def state_dict(self):\n        return nn.Module.state_dict(self)\n"
     file.write_text(WHOLE.replace("\ndef build", f"{own}\ndef build"), encoding="utf-8")
     words = (*TINY, "model=module", f"model.path={file}:build", "ladder.machine=[]")
