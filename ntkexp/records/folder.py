@@ -56,7 +56,7 @@ from ntkexp.text import several
 # part of the identity of a run. So runs of different versions are never confused.
 
 
-results_version = 16
+results_version = 17
 
 
 def package_version() -> str:
