@@ -235,7 +235,7 @@ def test_effects_are_checked_and_stand_beside_what_was_added(
     assert abs(entry["predicted"] - entry["actual"]) < 0.5 * abs(entry["actual"])
     told = asked(capfd, str(effective), "--split=query", "--query=0", "--without=top:3")[1]
     assert "without 3 examples (at the top: those of the largest effects)" in told
-    assert "predicted: the sum of the 3 effects of single examples; effects of a group do not add" in told
+    assert "predicted: the sum of the 3 effects of single examples; the actual change differs from this sum" in told
 
 
 @pytest.mark.slow
