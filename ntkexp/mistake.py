@@ -171,7 +171,7 @@ def checked_number(
     *,
     above: bool = False,
 ) -> float:
-    """Convert a value to a float. Raise unless it lies in [`least`, `most`].
+    """Convert a value to a float. Raise unless `least` ≤ value ≤ `most`.
 
     If `above`, the value must also differ from `least`.
 
@@ -204,7 +204,7 @@ def as_float(value: object) -> float:
 
 
 def checked_count(name: str, value: object, least: int, most: int = 10**7) -> int:
-    """Convert a value to an integer. Raise unless it lies in [`least`, `most`].
+    """Convert a value to an integer. Raise unless `least` ≤ value ≤ `most`.
 
     >>> checked_count("steps", 3, 0)
     3

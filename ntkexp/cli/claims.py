@@ -193,12 +193,9 @@ def write_page(
     folder: Path, entries: Mapping[str, Sequence[RegisterEntry]], repeat: str
 ) -> Path:
     """Write a page about the claims in a folder whose current version was judged."""
-    from ntkexp.records.claim import claim_records
     from ntkexp.report.page.build import write_claims
 
-    current = claim_records(
-        folder, lambda record: is_current(record, entries.get(record.name, []))
-    )
+    current = current_records(folder, entries)
     return write_claims(current, folder.parent / "report", repeat, entries)
 
 
@@ -295,7 +292,6 @@ def publish_or_check(
     """Publish the tables and verdicts in a folder,
     or check a publication by judging its tables again."""
     from ntkexp.claim.publish import check, publish
-    from ntkexp.records.claim import claim_records
 
     if len(names) < 2 or (names[0] == "publish" and len(names) > 2):
         raise Mistake(
@@ -304,10 +300,7 @@ def publish_or_check(
     folder = Path(names[1]).expanduser()
     choices = composer.builder.choices
     if names[0] == "publish":
-        before = registered(choices, out)
-        records = claim_records(
-            out, lambda record: is_current(record, before.get(record.name, []))
-        )
+        records = current_records(out, registered(choices, out))
         if reason:
             records += judged_again(folder, composer, out, records, reason)
         entries = registered(choices, out)
@@ -381,6 +374,17 @@ def registered(choices: Choices, out: Path) -> dict[str, list[RegisterEntry]]:
             attempt for attempt in registers[file.parent] if attempt.name == name
         ]
     return {name: attempts for name, attempts in entries.items() if attempts}
+
+
+def current_records(
+    folder: Path, entries: Mapping[str, Sequence[RegisterEntry]]
+) -> list[ClaimRecord]:
+    """Return the judged claims in a folder, each in its latest registered version."""
+    from ntkexp.records.claim import claim_records
+
+    return claim_records(
+        folder, lambda record: is_current(record, entries.get(record.name, []))
+    )
 
 
 def is_current(record: ClaimRecord, attempts: Sequence[RegisterEntry]) -> bool:

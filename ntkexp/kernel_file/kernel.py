@@ -111,7 +111,7 @@ class AbstractKernel(ABC):
     ) -> Blocks:
         """Return the kernels between the points `left` and `right`.
 
-        Without `right`, return the kernels among the points `left`. Entries of a point
+        Without `right`, return the kernels between all pairs of `left`. Entries of a point
         with itself are then exact.
         """
 

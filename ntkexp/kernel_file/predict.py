@@ -62,8 +62,8 @@ from ntkexp.text import short
 MAX_ROW_BYTES = 1 << 27
 """Read at most this many bytes of rows at once."""
 MEMORY_PARTS_OF_ROWS = 8
-"""Rows that are read at once take at most 1/8 of the memory. There are three
-copies of them."""
+"""Rows that are read at once take at most 1/8 of the memory. The program holds three
+copies of these rows."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class Entries:
 
     @property
     def eps(self) -> float:
-        """The precision with which the entries were computed."""
+        """The machine epsilon of the entries' floating-point type."""
         return float(np.finfo(self.matrix.layout.dtype).eps)
 
     @property

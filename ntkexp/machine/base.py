@@ -24,7 +24,7 @@ class Repeated(NamedTuple):
     factor ρ in f_T = f_0 + Θ(·, X) a + (ρ − 1) J·θ_0. J is the Jacobian at θ_0."""
 
     coefficients: Float[Tensor, "train out"]  # a
-    # ρ, the factor by which decay has multiplied the initial weights
+    # ρ: weight decay has multiplied the initial weights by this factor
     remaining: Float[Tensor, ""]
 
 
@@ -147,7 +147,7 @@ class RunMatrices:
     read: slice
     # the points with a path kernel 𝒦 and contributions 𝒮
     attributed: Bool[Tensor, " query"]
-    integrated: Sequence[int]  # outputs for which 𝒦 and 𝒮 were computed
+    integrated: Sequence[int]  # the outputs that have 𝒦 and 𝒮
     limit: LimitKernels | DoesNotApply
     training: Training
     seed: int = 0  # the run's seed, for random kernels

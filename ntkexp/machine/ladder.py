@@ -91,7 +91,7 @@ def try_machine(
 
 
 def measured(prediction: Prediction, matrices: RunMatrices) -> Prediction:
-    """Replace the predicted outputs by their measure g, if there is one.
+    """If the run has a measure g, replace the predicted outputs by g of the outputs.
 
     If the run explains a measure, path sums already predict it.
     """

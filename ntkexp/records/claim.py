@@ -200,8 +200,8 @@ FIXED_POOL = ", for these "
 
 
 def pool_of(draws: str) -> str:
-    """Return the pool of examples to which a confidence interval generalises. `draws`
-    is a text about the random draws of each seed.
+    """Return the pool of examples for which a confidence interval holds. `draws` is a
+    text about the random draws of each seed.
 
     >>> pool_of("each drawing data, for these 357 examples of digits")
     '357 examples of digits'

@@ -403,8 +403,8 @@ class RunFolder:
         return f"has the name of another run than the one in it, …-{identity[:12]}; give it that name, or move it away"
 
     def damaged_files(self, *names: str) -> list[str]:
-        """Return the damaged files, among the named files and the files
-        in the named folders."""
+        """Check the named files, and all files in the named folders. Return those that
+        are damaged."""
         try:
             seals: Seals = self.sealed_facts["seals"]
         except Mistake:

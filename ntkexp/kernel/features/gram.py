@@ -146,7 +146,7 @@ class ProductPlan:
 def arrange_products(left: Jacobian, right: Jacobian) -> ProductPlan:
     """Choose the cheapest kind of product for each parameter."""
     plan = ProductPlan([], [], [], [])
-    finished = set[str]()  # parameters for which a product is already chosen
+    finished = set[str]()  # parameters that have a product
     for key, size in exclusive_keys(left, right).items():
         left_blocks = [block for block in left.blocks if block.key == key]
         right_blocks = [block for block in right.blocks if block.key == key]
